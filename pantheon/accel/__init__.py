@@ -1,0 +1,1 @@
+"""Dies and executors: where plans run.  An executor knows ops, never architectures."""

@@ -1,0 +1,142 @@
+"""What every executor offers, and the batch that a forward takes.
+
+An executor turns a plan and its weights into a `Runner`; a runner makes `RunnerState`s and runs forwards over
+columns.  A runner's weights are read-only after load; only the state that is passed in changes.  One forward at a
+time per runner: callers hold the entry's gen_lock or the scheduler's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
+
+#: progress(stage, done, total): bytes for stage "weights", kernels for stage "kernels"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as it lies in the file: `data` is a read-only uint8 view of its blocks, shape is (rows, cols) or (n,)."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+class WeightSource(Protocol):
+    """Where an executor reads weights from, tensor by tensor."""
+
+    def tensor(self, name: str) -> RawTensor:
+        """The raw tensor; raises ModelFileError when the file has no such tensor."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Its bytes were packed and will not be read again: drop the mapped pages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One forward: token, slot and position of each column, int32 [n] each; `wanted` int32 [m] picks the columns
+    whose logits are needed, ascending.
+
+    The columns of one slot stand in ascending position order.  A prefill chunk is many columns of one slot, a
+    decode step one column of many slots; both may share a forward.
+    """
+
+    tokens: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    wanted: NDArray[np.int32]
+
+    @staticmethod
+    def of_slot(tokens: Sequence[int], first_position: int, *, slot: int = 0, wanted: str = "last") -> Columns:
+        """Columns of one slot from first_position on; wanted: "none", "last" or "all"."""
+        n = len(tokens)
+        picks = {"none": np.arange(0), "last": np.arange(n - 1, n), "all": np.arange(n)}[wanted]
+        return Columns(
+            np.asarray(tokens, np.int32),
+            np.full(n, slot, np.int32),
+            np.arange(first_position, first_position + n, dtype=np.int32),
+            picks.astype(np.int32),
+        )
+
+    def check(self, n_vocab: int, n_slots: int, n_ctx: int) -> None:
+        """Raise ValueError unless every index is in range: kernels do not check."""
+        n = len(self.tokens)
+        if not (n and len(self.slots) == len(self.positions) == n):
+            raise ValueError("a forward needs as many slots and positions as tokens, and at least one")
+        for what, values, limit in (
+            ("token", self.tokens, n_vocab),
+            ("slot", self.slots, n_slots),
+            ("position", self.positions, n_ctx),
+            ("wanted column", self.wanted, n),
+        ):
+            if len(values) and not (values.min() >= 0 and values.max() < limit):
+                raise ValueError(f"{what} out of range 0..{limit - 1}")
+
+
+class RunnerState(Protocol):
+    """KV rows (and later recurrent state) of n_slots conversations of up to n_ctx positions."""
+
+    n_slots: int
+    n_ctx: int
+
+    def reset(self, slot: int) -> None:
+        """Forget a conversation: nothing that it left may reach the next one."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes reserved for this state."""
+        ...
+
+
+class Runner(Protocol):
+    """A plan with its weights on a die."""
+
+    plan: Plan
+    kv_type: KVType
+    #: the most columns one forward takes; callers cut longer prefills into chunks
+    max_columns: int
+
+    def new_state(self, n_slots: int, n_ctx: int) -> RunnerState: ...
+
+    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """float32 [len(columns.wanted), n_vocab], valid until the next forward.
+
+        The numbers of a column never depend on its neighbours in the forward, on the chunking of a prefill or on
+        the number of threads (batch invariance): chunked prefill equals one-shot bit for bit.
+        """
+        ...
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compile what a forward needs."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part: weights, scratch, tables."""
+        ...
+
+    def close(self) -> None:
+        """Dismiss threads and free memory; idempotent."""
+        ...
+
+
+class Executor(Protocol):
+    """One way of running plans: `reference`, `cpu` or `cuda`."""
+
+    name: str
+
+    def load(
+        self, plan: Plan, source: WeightSource, *, n_ctx: int, kv_type: KVType, progress: Progress | None = None
+    ) -> Runner:
+        """Take the weights over (packing them if it must) and return a runner for contexts up to n_ctx."""
+        ...

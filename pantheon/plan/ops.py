@@ -1,0 +1,111 @@
+"""The op vocabulary.  Each op works on every column of a forward on its own, except `StoreKV` and `Attend`.
+
+Shapes: a buffer named in an op is float32 [n_columns, width].  An op may write the buffer that it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pantheon.plan.buffers import Buffer, Matrix, Vector
+
+
+@dataclass(frozen=True)
+class Embed:
+    """out = scale * dequantised row `token` of the table; table is (n_vocab, width)."""
+
+    table: Matrix
+    out: Buffer
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """out = x / sqrt(mean(x²) + eps) * weight, over `groups` equal parts of the row (heads), each with its own mean.
+
+    weight.size == width / groups; statistics in float32 or better (Zhang & Sennrich 2019).
+    """
+
+    x: Buffer
+    weight: Vector
+    out: Buffer
+    eps: float
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """out = W x (+ bias), or out += W x (+ bias) when `add`; W is (rows, cols), x.width == cols, out.width == rows.
+
+    `out_first` shifts the result inside a wider out buffer: out[:, out_first : out_first + rows].
+    """
+
+    weight: Matrix
+    x: Buffer
+    out: Buffer
+    bias: Vector | None = None
+    add: bool = False
+    out_first: int = 0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotate the first n_rot dims of every head of x in place, by the column's position (Su et al. 2021).
+
+    `table` indexes `Plan.ropes`; x.width == heads * head_dim.
+    """
+
+    x: Buffer
+    heads: int
+    head_dim: int
+    table: int
+
+
+@dataclass(frozen=True)
+class StoreKV:
+    """Write k and v of each column to row `position` of its slot in KV layer `layer` (see StateSpec.kv)."""
+
+    k: Buffer
+    v: Buffer
+    layer: int
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Causal attention of each column over rows 0 … position of its slot, after StoreKV of the same layer.
+
+    q and out: heads * head_dim wide; query head h reads KV head h // (heads / kv_heads); softmax(scale * q·k);
+    `window` > 0 limits the keys to the last `window` positions, the column's own included.
+    """
+
+    q: Buffer
+    out: Buffer
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """out = act(gate) * up, elementwise; silu(x) = x / (1 + e^-x), gelu = the tanh form."""
+
+    gate: Buffer
+    up: Buffer
+    out: Buffer
+    act: Literal["silu", "gelu"] = "silu"
+
+
+@dataclass(frozen=True)
+class Add:
+    """out = x + y."""
+
+    x: Buffer
+    y: Buffer
+    out: Buffer
+
+
+Op = Embed | RmsNorm | MatMul | Rope | StoreKV | Attend | Gate | Add
