@@ -1,0 +1,244 @@
+"""From one row of logits to one token.  One `Sampler` per request: it owns its random state and its penalty window,
+so its choices never depend on neighbours.  Knows no models, no text and no requests.
+
+The order is fixed:
+
+    logit_bias -> repeat_penalty -> presence and frequency penalty -> constraint mask
+    -> temperature 0: the best logit, lowest id on ties
+    -> top_k -> top_p -> min_p -> temperature -> draw
+
+- repeat_penalty looks at the last repeat_last_n tokens of prompt and output (llama.cpp); presence and frequency
+  penalties count output tokens only (OpenAI, vLLM).
+- top_p is measured on what top_k left, before temperature; every filter keeps at least the best token.
+- Log-probabilities are those of the model: log-softmax of the unmodified row, whatever the parameters (OpenAI).
+- NaN or +inf in a row is a fault of the model or a kernel and is refused, never drawn from; -inf is a legal "never".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon import seams
+from pantheon.engine import sampler_filters as filters
+from pantheon.errors import BadRequest, PantheonError
+
+#: What OpenAI answers for a token that the model itself would never produce; JSON has no -Infinity.
+LEAST_LOGPROB = -9999.0
+
+
+class Constraint(Protocol):
+    """What limits the next token to a grammar.  `Sampler.accept` passes the chosen tokens on."""
+
+    def mask(self, logits: NDArray[np.float32]) -> None:
+        """Set every forbidden id of a float32 [n_vocab] row to -inf, in place."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Move on by one token."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Nothing can follow: the output is complete."""
+        ...
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens.  Raises BadRequest naming the field that is out of range.
+
+    top_k <= 0, top_p 1, min_p 0, repeat_penalty 1 and repeat_last_n 0 switch that step off; repeat_last_n -1 means
+    everything.  logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
+    top_logprobs None: no log-probabilities, 0: only the chosen token's, n: also the n most likely tokens.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, math.inf)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repeat_penalty", self.repeat_penalty, 0.0, math.inf)
+        if self.repeat_penalty == 0:
+            raise BadRequest("repeat_penalty must be greater than 0", param="repeat_penalty")
+        _within("repeat_last_n", self.repeat_last_n, -1, math.inf)
+        _within("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _within("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _within("top_logprobs", self.top_logprobs or 0, 0, math.inf)
+        for token, bias in self.logit_bias:
+            if not math.isfinite(bias):
+                raise BadRequest(f"logit_bias of token {token} must be a finite number", param="logit_bias")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"from {low:g} up"
+        span = limits if math.isfinite(low) else "finite"
+        raise BadRequest(f"{name} must be a number {span}, not {value:g}", param=name)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token; `logprob` and `top` (id, logprob), most likely first, are filled when asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class _History:
+    """Tokens in order, in one growing array, so that a window is a view."""
+
+    def __init__(self) -> None:
+        self._ids = np.empty(256, np.int64)
+        self._n = 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        end = self._n + len(ids)
+        if end > len(self._ids):
+            self._ids = np.concatenate([self._ids[: self._n], np.empty(max(end, 2 * len(self._ids)), np.int64)])
+        self._ids[self._n : end] = ids
+        self._n = end
+
+    def last(self, n: int) -> NDArray[np.int64]:
+        """The last n ids; all of them for -1."""
+        first = 0 if n < 0 else max(0, self._n - n)
+        return self._ids[first : self._n]
+
+
+class Sampler:
+    """Chooses the tokens of one request: `prime(prompt)`, then `sample` and `accept` for each token.
+
+    The same params (with a seed), prompt and rows give the same tokens, in any company.  Not thread-safe: one owner.
+    """
+
+    def __init__(self, params: SamplingParams, n_vocab: int, constraint: Constraint | None = None) -> None:
+        """Raises BadRequest (logit_bias) for a token id outside the vocabulary."""
+        self.params = params
+        self.n_vocab = n_vocab
+        self.constraint = constraint
+        seed = None if params.seed is None else params.seed & (2**64 - 1)
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._bias_ids, self._biases = _bias_arrays(params.logit_bias, n_vocab)
+        self._repeats = params.repeat_penalty != 1.0 and params.repeat_last_n != 0
+        self._counting = bool(params.presence_penalty or params.frequency_penalty)
+        self._history = _History()
+        self._counts: dict[int, int] = {}
+        self._edits = bool(len(self._bias_ids)) or self._repeats or self._counting or constraint is not None
+        self._scratch = np.empty(n_vocab, np.float32) if self._edits else None
+
+    def prime(self, prompt_ids: Sequence[int]) -> None:
+        """Begin an answer to this prompt: the repeat window starts with it, the output counts are empty."""
+        self._counts.clear()
+        self._history = _History()
+        if self._repeats:
+            n = self.params.repeat_last_n
+            self._history.extend(prompt_ids if n < 0 else prompt_ids[-n:])
+
+    def accept(self, token: int) -> None:
+        """The token joins the output: penalties and the constraint move on."""
+        if self._repeats:
+            self._history.extend((token,))
+        if self._counting:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
+    def sample(self, logits: NDArray[np.float32]) -> Sampled:
+        """Choose a token from float32 [n_vocab] logits, which are only read.  Does not accept it.
+
+        Raises PantheonError when the row holds NaN or +inf, or when nothing is left to choose from.
+        """
+        seams.hit("sample")
+        if logits.shape != (self.n_vocab,):
+            raise ValueError(f"logits of shape {logits.shape}, expected ({self.n_vocab},)")
+        row = self._edited(logits) if self._edits else logits
+        best = int(row.argmax())
+        _check_best(float(row[best]))
+        token = best if self.params.temperature == 0 else self._draw(row, float(row[best]))
+        return self._report(logits, token)
+
+    def _edited(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A copy of the row with bias, penalties and mask applied."""
+        row = self._scratch
+        assert row is not None
+        np.copyto(row, logits)
+        p = self.params
+        if len(self._bias_ids):
+            row[self._bias_ids] += self._biases
+        if self._repeats:
+            filters.penalise_repeats(row, self._history.last(p.repeat_last_n), p.repeat_penalty)
+        if self._counts:
+            filters.subtract_counts(row, self._counts, p.presence_penalty, p.frequency_penalty)
+        if self.constraint is not None:
+            # checked before the mask: it could hide the NaN that tells of a broken forward
+            _check_best(float(row.max()))
+            self.constraint.mask(row)
+        return row
+
+    def _draw(self, row: NDArray[np.float32], best: float) -> int:
+        p = self.params
+        point = self._random.random()
+        floor = filters.min_p_floor(best, p.min_p)
+        if 0 < p.top_k < self.n_vocab:
+            ids = filters.top_ids(row, p.top_k)
+            if p.top_p < 1:
+                ids = ids[: filters.nucleus_size(filters.softmax(row[ids], 1.0), p.top_p)]
+            ids = ids[row[ids] >= floor]
+        elif p.top_p < 1:
+            ids = filters.nucleus_ids(row, p.top_p)
+            ids = ids[row[ids] >= floor]
+        else:
+            ids = np.flatnonzero(row >= floor) if floor > -math.inf else np.flatnonzero(row > floor)
+        cumulated = np.cumsum(filters.softmax(row[ids], p.temperature))
+        # scaled by the last sum, which rounding leaves near 1, so that the index stays inside
+        place = int(np.searchsorted(cumulated, point * cumulated[-1], side="right"))
+        return int(ids[min(place, len(ids) - 1)])
+
+    def _report(self, logits: NDArray[np.float32], token: int) -> Sampled:
+        n = self.params.top_logprobs
+        if n is None:
+            return Sampled(token)
+        norm = filters.log_normaliser(logits)
+        top = filters.top_ids(logits, min(n, self.n_vocab)) if n else ()
+        return Sampled(token, _logprob(logits[token], norm), tuple((int(i), _logprob(logits[i], norm)) for i in top))
+
+
+def _logprob(logit: float, normaliser: float) -> float:
+    return max(LEAST_LOGPROB, min(0.0, float(logit) - normaliser))
+
+
+def _check_best(best: float) -> None:
+    """`best` is the maximum of a row; NumPy's maximum carries NaN through."""
+    if math.isnan(best) or best == math.inf:
+        raise PantheonError(
+            f"the model produced a logit of {best}: its weights or a kernel are at fault", code="bad_logits"
+        )
+    if best == -math.inf:
+        raise PantheonError("no token is left to choose from: every logit is -inf", code="no_token_left")
+
+
+def _bias_arrays(bias: tuple[tuple[int, float], ...], n_vocab: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Ids and biases; several biases of one id add up."""
+    total: dict[int, float] = {}
+    for token, value in bias:
+        if not 0 <= token < n_vocab:
+            raise BadRequest(f"logit_bias: no token {token} in a vocabulary of {n_vocab}", param="logit_bias")
+        total[token] = total.get(token, 0.0) + value
+    return np.fromiter(total.keys(), np.int64, len(total)), np.fromiter(total.values(), np.float32, len(total))
