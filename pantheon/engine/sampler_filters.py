@@ -91,8 +91,9 @@ def softmax(values: Row, temperature: float) -> NDArray[np.float64]:
     """float64 probabilities of finite or -inf logits at a temperature above 0."""
     with np.errstate(over="ignore"):
         scaled = (values.astype(np.float64) - float(values.max())) / temperature
-    weights = np.exp(scaled)
-    return weights / weights.sum()
+    weights: NDArray[np.float64] = np.exp(scaled)
+    weights /= weights.sum()
+    return weights
 
 
 def min_p_floor(best: float, min_p: float) -> float:

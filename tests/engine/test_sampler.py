@@ -223,7 +223,7 @@ def test_same_seed_same_tokens_whatever_runs_beside() -> None:
         for r in rows:
             for other in others:
                 other.accept(other.sample(r).token)
-            np.random.rand()  # noqa: NPY002 - the global state must not matter
+            np.random.rand()  # the global state must not matter
             out.append(mine.sample(r).token)
             mine.accept(out[-1])
         return out
@@ -282,7 +282,7 @@ def test_a_broken_row_is_one_clear_error(options: dict[str, float], value: float
     """NaN and +inf are refused, wherever they stand, and never drawn from."""
     logits = np.zeros(1000, np.float32)
     logits[517] = value
-    with pytest.raises(PantheonError, match="logit of (nan|inf)") as caught:
+    with pytest.raises(PantheonError, match=r"logit of (nan|inf)") as caught:
         draws(SamplingParams(**options), logits, 1, prompt=(1,))  # type: ignore[arg-type]
     assert caught.value.code == "bad_logits"
 
