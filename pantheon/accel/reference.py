@@ -1,0 +1,195 @@
+"""The reference executor: a plan in naive NumPy, float32, one op at a time.  The oracle that kernels are tested on.
+
+Weights are dequantised to float32 (slow, four bytes a weight): exact, small, readable; not for serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon.accel.executor import Columns, Progress, WeightSource
+from pantheon.formats.quant import dequantize
+from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.builder import Plan
+from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, Op, RmsNorm, Rope, StoreKV
+from pantheon.plan.rope import RopeSpec, rope_table
+from pantheon.plan.state_spec import KVType
+
+Array = NDArray[np.float32]
+
+
+class ReferenceState:
+    """KV rows: per layer k and v, float32 (or float16) [n_slots, n_ctx, kv_heads, dim]."""
+
+    def __init__(self, plan: Plan, n_slots: int, n_ctx: int, kv_type: KVType) -> None:
+        self.n_slots, self.n_ctx = n_slots, n_ctx
+        dtype = np.float32 if kv_type is KVType.F32 else np.float16
+        self.k = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.k_dim), dtype) for kv in plan.state.kv]
+        self.v = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.v_dim), dtype) for kv in plan.state.kv]
+
+    def reset(self, slot: int) -> None:
+        """Forget a conversation."""
+        for rows in self.k + self.v:
+            rows[slot] = 0
+
+    def nbytes(self) -> int:
+        """Bytes of all KV rows."""
+        return sum(rows.nbytes for rows in self.k + self.v)
+
+
+class ReferenceRunner:
+    """Runs one plan; see accel/executor.py for the contract."""
+
+    max_columns = 512
+
+    def __init__(self, plan: Plan, source: WeightSource, n_ctx: int, kv_type: KVType, progress: Progress | None) -> None:
+        self.plan, self.kv_type, self.n_ctx = plan, kv_type, n_ctx
+        self._tensors: dict[str, Array] = {}
+        names = list(dict.fromkeys(w.tensor for w in [*plan.matrices(), *plan.vectors()]))
+        factors = [spec.factors for spec in plan.ropes if spec.factors]
+        for i, name in enumerate(names + factors):
+            if progress:
+                progress("weights", i, len(names))
+            raw = source.tensor(name)
+            flat = dequantize(raw.type_name, raw.data, int(np.prod(raw.shape)))
+            self._tensors[name] = flat.reshape(raw.shape)
+            source.release(name)
+        self._ropes = [self._table(spec) for spec in plan.ropes]
+        self._run: dict[type, Callable[[Any, _Call], None]] = {
+            Embed: self._embed, RmsNorm: self._norm, MatMul: self._matmul, Rope: self._rope,
+            StoreKV: self._store_kv, Attend: self._attend, Gate: self._gate, Add: self._add,
+        }  # fmt: skip
+
+    def _table(self, spec: RopeSpec) -> tuple[Array, Array, str]:
+        factors = self._tensors[spec.factors] if spec.factors else None
+        return (*rope_table(spec, self.n_ctx, factors), spec.pairing)
+
+    def _matrix(self, w: Matrix) -> Array:
+        return self._tensors[w.tensor][w.first_row : w.first_row + w.rows]
+
+    def _vector(self, w: Vector) -> Array:
+        return self._tensors[w.tensor][w.first : w.first + w.size]
+
+    def new_state(self, n_slots: int, n_ctx: int) -> ReferenceState:
+        """Fresh KV rows."""
+        return ReferenceState(self.plan, n_slots, n_ctx, self.kv_type)
+
+    def forward(self, state: Any, columns: Columns) -> Array:
+        """float32 [n_wanted, n_vocab]."""
+        columns.check(self.plan.n_vocab, state.n_slots, min(state.n_ctx, self.n_ctx))
+        call = _Call(state, columns, [np.zeros((len(columns.tokens), b.width), np.float32) for b in self.plan.buffers])
+        self._ops(self.plan.body, call)
+        wanted = columns.wanted
+        if not len(wanted):
+            return np.zeros((0, self.plan.n_vocab), np.float32)
+        hidden = call.rows[self.plan.hidden.index][wanted]
+        call.rows = [np.zeros((len(wanted), b.width), np.float32) for b in self.plan.buffers]
+        call.rows[self.plan.head_in.index] = hidden
+        self._ops(self.plan.head, call)
+        return call.rows[self.plan.logits.index]
+
+    def _ops(self, ops: tuple[Op, ...], call: _Call) -> None:
+        for op in ops:
+            self._run[type(op)](op, call)
+
+    def _embed(self, op: Embed, call: _Call) -> None:
+        call.put(op.out, self._matrix(op.table)[call.columns.tokens] * np.float32(op.scale))
+
+    def _norm(self, op: RmsNorm, call: _Call) -> None:
+        x = call.get(op.x).reshape(-1, op.groups, op.weight.size)
+        mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
+        scale = (1.0 / np.sqrt(mean + op.eps)).astype(np.float32)
+        call.put(op.out, (x * scale * self._vector(op.weight)).reshape(-1, op.out.width))
+
+    def _matmul(self, op: MatMul, call: _Call) -> None:
+        y = call.get(op.x) @ self._matrix(op.weight).T
+        if op.bias is not None:
+            y = y + self._vector(op.bias)
+        out = call.get(op.out)[:, op.out_first : op.out_first + op.weight.rows]
+        out[:] = out + y if op.add else y
+
+    def _rope(self, op: Rope, call: _Call) -> None:
+        cos, sin, pairing = self._ropes[op.table]
+        half = cos.shape[1]
+        c, s = (t[call.columns.positions][:, None, :] for t in (cos, sin))
+        x = call.get(op.x).reshape(-1, op.heads, op.head_dim)
+        first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if pairing == "neox":
+            first, second = slice(0, half), slice(half, 2 * half)
+        a, b = x[..., first].copy(), x[..., second].copy()
+        x[..., first] = a * c - b * s
+        x[..., second] = a * s + b * c
+
+    def _store_kv(self, op: StoreKV, call: _Call) -> None:
+        kv, at = self.plan.state.kv[op.layer], (call.columns.slots, call.columns.positions)
+        call.state.k[op.layer][at] = call.get(op.k).reshape(-1, kv.kv_heads, kv.k_dim)
+        call.state.v[op.layer][at] = call.get(op.v).reshape(-1, kv.kv_heads, kv.v_dim)
+
+    def _attend(self, op: Attend, call: _Call) -> None:
+        """Column by column: the whole score row of a query is in view."""
+        group = op.heads // op.kv_heads
+        q = call.get(op.q).reshape(-1, op.kv_heads, group, op.head_dim)
+        out = call.get(op.out)
+        for c, (slot, position) in enumerate(zip(call.columns.slots, call.columns.positions, strict=True)):
+            first = max(0, position + 1 - op.window) if op.window else 0
+            k = call.state.k[op.layer][slot, first : position + 1].astype(np.float32)
+            v = call.state.v[op.layer][slot, first : position + 1].astype(np.float32)
+            scores = np.einsum("kgd,pkd->kgp", q[c], k) * np.float32(op.scale)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[c] = np.einsum("kgp,pkd->kgd", weights, v).reshape(-1)
+
+    def _gate(self, op: Gate, call: _Call) -> None:
+        g = call.get(op.gate).astype(np.float64)
+        if op.act == "silu":
+            act = g / (1.0 + np.exp(np.minimum(-g, 700.0)))
+        else:
+            act = 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3)))
+        call.put(op.out, act.astype(np.float32) * call.get(op.up))
+
+    def _add(self, op: Add, call: _Call) -> None:
+        call.put(op.out, call.get(op.x) + call.get(op.y))
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Nothing to compile."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part."""
+        return {
+            "weights": sum(t.nbytes for t in self._tensors.values()),
+            "scratch": self.max_columns * self.plan.column_bytes(),
+            "tables": sum(cos.nbytes + sin.nbytes for cos, sin, _ in self._ropes),
+        }
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._tensors.clear()
+
+
+class _Call:
+    """The buffers of one forward, float32 [n_columns, width] each."""
+
+    def __init__(self, state: ReferenceState, columns: Columns, rows: list[Array]) -> None:
+        self.state, self.columns, self.rows = state, columns, rows
+
+    def get(self, buffer: Buffer) -> Array:
+        return self.rows[buffer.index]
+
+    def put(self, buffer: Buffer, value: Array) -> None:
+        self.rows[buffer.index] = value
+
+
+class ReferenceExecutor:
+    """Executor protocol for the NumPy oracle."""
+
+    name = "reference"
+
+    def load(
+        self, plan: Plan, source: WeightSource, *, n_ctx: int, kv_type: KVType, progress: Progress | None = None
+    ) -> ReferenceRunner:
+        """Dequantise every weight of the plan to float32."""
+        return ReferenceRunner(plan, source, n_ctx, kv_type, progress)

@@ -1,0 +1,120 @@
+"""The generate loop: prefill a prompt in chunks, then sample and decode until a stop condition or a cancel.
+
+Works on one slot of a state that the caller owns; the caller holds the right to run forwards (gen_lock or a turn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pantheon import seams, settings
+from pantheon.accel.executor import Columns, RunnerState
+from pantheon.engine.sampler import Constraint, Sampled, Sampler, SamplingParams
+from pantheon.errors import BadRequest, Cancelled
+
+if TYPE_CHECKING:
+    from pantheon.engine.model import Model
+
+#: Columns of one prefill chunk: long enough to fill the kernels, short enough to cancel or yield in time [M113].
+PREFILL_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Token:
+    """One sampled token: `n` counts from 1; logprob and top are filled when the parameters asked for them."""
+
+    id: int
+    n: int
+    is_eog: bool
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def never() -> bool:
+    """The `cancelled` of a caller who waits."""
+    return False
+
+
+def check_fits(n_prompt: int, n_ctx: int) -> None:
+    """Raise `context_length_exceeded` unless the prompt leaves room for one token [M051, B26]."""
+    if n_prompt >= n_ctx:
+        raise BadRequest(
+            f"This model's maximum context length is {n_ctx} tokens. However, your messages resulted in "
+            f"{n_prompt} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+            n_prompt_tokens=n_prompt,
+            n_ctx=n_ctx,
+        )
+
+
+def generate(
+    model: Model,
+    state: RunnerState,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int,
+    slot: int = 0,
+    cancelled: Callable[[], bool] = never,
+    on_prefill: Callable[[int, int], None] | None = None,
+    constraint: Constraint | None = None,
+    ignore_eog: bool = False,
+    chunk: int = PREFILL_CHUNK,
+) -> Iterator[Token]:
+    """Yield every sampled token, an end-of-generation token included and last.
+
+    Stops at an EOG token, after max_tokens, when the context is full or when the constraint is complete.
+    `cancelled` is asked before each prefill chunk and each decode step; Cancelled is raised when it says yes.
+    `on_prefill(done, total)` is called before the first and after each chunk.  Raises BadRequest for an empty prompt
+    or one that leaves no room.
+    """
+    if not prompt_ids:
+        raise BadRequest("the prompt is empty: this model adds no begin token", param="prompt")
+    check_fits(len(prompt_ids), state.n_ctx)
+    sampler = Sampler(params, model.n_vocab, constraint)
+    sampler.prime(prompt_ids)
+    state.reset(slot)
+    sampled = _prefill(model, state, prompt_ids, slot, sampler, cancelled, on_prefill, chunk)
+    limit = min(max_tokens, state.n_ctx - len(prompt_ids))
+    slow_s = settings.get("PN_SLOW_DECODE_MS") / 1000
+    for n in range(1, limit + 1):
+        sampler.accept(sampled.token)
+        is_eog = sampled.token in model.tokenizer.eog_ids and not ignore_eog
+        yield Token(sampled.token, n, is_eog, sampled.logprob, sampled.top)
+        if is_eog or n == limit or (constraint is not None and constraint.done):
+            return
+        if slow_s:
+            seams.SYSTEM_CLOCK.sleep(slow_s)
+        if cancelled():
+            raise Cancelled("cancelled while decoding")
+        step = Columns.of_slot([sampled.token], len(prompt_ids) + n - 1, slot=slot)
+        sampled = sampler.sample(model.forward(state, step)[0])
+
+
+def _prefill(
+    model: Model,
+    state: RunnerState,
+    prompt_ids: Sequence[int],
+    slot: int,
+    sampler: Sampler,
+    cancelled: Callable[[], bool],
+    on_prefill: Callable[[int, int], None] | None,
+    chunk: int,
+) -> Sampled:
+    """Run the prompt through the model; the first sampled token."""
+    total = len(prompt_ids)
+    chunk = max(1, min(chunk, model.runner.max_columns))
+    if on_prefill:
+        on_prefill(0, total)
+    for first in range(0, total, chunk):
+        if cancelled():
+            raise Cancelled("cancelled while reading the prompt")
+        end = min(first + chunk, total)
+        part = Columns.of_slot(prompt_ids[first:end], first, slot=slot, wanted="last" if end == total else "none")
+        logits = model.forward(state, part)
+        if on_prefill:
+            on_prefill(end, total)
+    return sampler.sample(logits[0])

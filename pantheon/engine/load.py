@@ -1,0 +1,188 @@
+"""From a file to a `Model`: read, plan, pick an executor, pack the weights, build tokenizer and template.
+
+Nothing is kept of a load that fails; every refusal names the file and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pantheon import seams
+from pantheon.accel.executor import Executor, Progress, RawTensor
+from pantheon.engine.model import Model
+from pantheon.errors import BadRequest, ModelFileError, PantheonError
+from pantheon.formats.gguf import GGUFFile, open_gguf
+from pantheon.log import fields, logger
+from pantheon.models.architectures import make_plan
+from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
+from pantheon.text.chat_template import CHATML, ChatTemplate
+from pantheon.text.tokenizer import Tokenizer, load_tokenizer
+
+log = logger("load")
+
+#: Context when none is asked for: the model's own, but no more than this [MR_ADMIT_CTX_GUESS, M059].
+DEFAULT_CTX = 8192
+#: `--model script:FILE.json` loads a scripted model (test seam).
+SCRIPT_PREFIX = "script:"
+_PRECISE = {"F32", "F16", "BF16"}
+
+
+class GGUFWeights:
+    """WeightSource over an open file."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+
+    def tensor(self, name: str) -> RawTensor:
+        """The blocks of one tensor."""
+        info = self._file.tensors.get(name)
+        if info is None:
+            raise ModelFileError(self._file.path, f"tensor {name} is missing", param=name)
+        return RawTensor(name, info.type.name, info.shape, self._file.data(name))
+
+    def release(self, name: str) -> None:
+        """Drop the pages of one tensor."""
+        self._file.release(name)
+
+
+class BrokenTemplate:
+    """Stands for a chat template that does not compile: chat answers say why, everything else works."""
+
+    name = "broken"
+
+    def __init__(self, source: str, fault: PantheonError) -> None:
+        self.source, self.fault = source, fault
+
+    def render(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """Raises the compile fault."""
+        raise self.fault
+
+
+def load_model(
+    path: str | Path,
+    *,
+    ctx: int | None = None,
+    executor: str = "cpu",
+    threads: int | None = None,
+    kv_type: str | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a GGUF file (or `script:FILE.json`).
+
+    ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu" or "reference".
+    threads: default = physical cores.  kv_type: "f32" or "f16"; default f16 for quantised weights, f32 otherwise.
+    Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
+    """
+    seams.hit("load")
+    if str(path).startswith(SCRIPT_PREFIX):
+        from pantheon.engine.scripted import load_script
+
+        return load_script(str(path).removeprefix(SCRIPT_PREFIX))
+    die = pick_executor(executor, threads)
+    with open_gguf(path) as file:
+        plan = plan_of(file)
+        tokenizer = tokenizer_of(file, plan)
+        n_ctx = pick_ctx(ctx, plan)
+        kv = pick_kv_type(kv_type, executor, file, plan)
+        seams.hit("upload")
+        runner = die.load(plan, GGUFWeights(file), n_ctx=n_ctx, kv_type=kv, progress=progress)
+        template = template_of(file, tokenizer)
+        name, arch = model_name(file), str(file.metadata["general.architecture"])
+    try:
+        runner.warm_up(progress)
+    except BaseException:
+        runner.close()
+        raise
+    return Model(
+        name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
+        tokenizer=tokenizer, template=template, n_ctx=n_ctx,
+    )  # fmt: skip
+
+
+def load_tokenizer_file(path: str | Path) -> Tokenizer:
+    """The tokenizer of a file that may hold no weights."""
+    with open_gguf(path) as file:
+        return _naming(file, load_tokenizer)
+
+
+def pick_executor(name: str, threads: int | None) -> Executor:
+    """The executor of a name; raises BadRequest for another one."""
+    if name == "cpu":
+        from pantheon.accel.cpu.executor import CpuExecutor
+
+        return CpuExecutor(threads)
+    if name == "reference":
+        from pantheon.accel.reference import ReferenceExecutor
+
+        return ReferenceExecutor()
+    raise BadRequest(f"unknown executor {name!r}; known: cpu, reference", param="executor")
+
+
+def plan_of(file: GGUFFile) -> Plan:
+    """The plan of an open file; a fault names the file."""
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    try:
+        return make_plan(file.metadata, shapes)
+    except PantheonError as fault:
+        raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
+
+
+def tokenizer_of(file: GGUFFile, plan: Plan) -> Tokenizer:
+    """The tokenizer, checked against the embedding table."""
+    tokenizer = _naming(file, load_tokenizer)
+    if tokenizer.n_vocab > plan.n_vocab:
+        raise ModelFileError(
+            file.path,
+            f"tokenizer.ggml.tokens has {tokenizer.n_vocab} tokens, but token_embd.weight only {plan.n_vocab} rows",
+            param="tokenizer.ggml.tokens",
+        )
+    return tokenizer
+
+
+def _naming(file: GGUFFile, read: Any) -> Any:
+    """Run a reader of metadata so that its fault names the file."""
+    try:
+        return read(file.metadata)
+    except ModelFileError:
+        raise
+    except PantheonError as fault:
+        raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
+
+
+def template_of(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | BrokenTemplate:
+    """The file's chat template, ChatML when it has none; one that does not compile is reported and kept broken."""
+    source = file.metadata.get("tokenizer.chat_template") or CHATML
+    texts = [tokenizer.token_text(i) if i is not None else "" for i in (tokenizer.bos_id, tokenizer.eos_id)]
+    try:
+        return ChatTemplate(str(source), bos_token=texts[0], eos_token=texts[1])
+    except PantheonError as fault:
+        log.warning("chat template does not compile %s", fields(file=file.path, fault=fault.message))
+        return BrokenTemplate(str(source), fault)
+
+
+def model_name(file: GGUFFile) -> str:
+    """The file's stem, without the shard suffix."""
+    return file.path.stem.split("-00001-of-")[0]
+
+
+def pick_ctx(ctx: int | None, plan: Plan) -> int:
+    """The context to run with; more than the model was trained for is allowed only when asked for."""
+    if ctx is None:
+        return min(plan.n_ctx_train, DEFAULT_CTX)
+    if not 2 <= ctx <= 1 << 24:
+        raise BadRequest(f"ctx must be 2 or more tokens, not {ctx}", param="ctx")
+    if ctx > plan.n_ctx_train:
+        log.warning("context beyond the trained one %s", fields(ctx=ctx, trained=plan.n_ctx_train))
+    return ctx
+
+
+def pick_kv_type(kv_type: str | None, executor: str, file: GGUFFile, plan: Plan) -> KVType:
+    """The cache is as precise as the weights: float16 for quantised files, float32 otherwise and in the oracle."""
+    if kv_type is not None:
+        if kv_type not in [k.value for k in KVType]:
+            raise BadRequest(f"unknown kv_type {kv_type!r}; known: f32, f16", param="kv_type")
+        return KVType(kv_type)
+    types = {file.tensors[m.tensor].type.name for m in plan.matrices()}
+    return KVType.F32 if executor == "reference" or types <= _PRECISE else KVType.F16

@@ -1,0 +1,150 @@
+"""`Model`: a loaded model.  Read-only after load; conversations live in states."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon import seams
+from pantheon.accel.executor import Columns, Runner, RunnerState
+from pantheon.engine.generate import check_fits, generate
+from pantheon.engine.sampler import SamplingParams
+from pantheon.errors import BadRequest
+from pantheon.plan.builder import Plan
+from pantheon.text.detokenizer import Detokenizer
+from pantheon.text.messages import normalise
+from pantheon.text.prompt import build_prompt
+from pantheon.text.tokenizer import Tokenizer
+
+
+class Template(Protocol):
+    """What a chat template offers (text.chat_template.ChatTemplate, or one that could not be compiled)."""
+
+    source: str
+    name: str
+
+    def render(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any) -> str: ...
+
+
+class Piece(NamedTuple):
+    """One generated token: the text that it completes ("" while a character is incomplete), and its id."""
+
+    text: str
+    id: int
+
+
+class Model:
+    """One model on one executor.  Safe to use from several threads: forwards take turns, each with its own state."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        path: Path | None,
+        architecture: str,
+        plan: Plan,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        template: Any,
+        n_ctx: int,
+    ) -> None:
+        self.name, self.path, self.architecture = name, path, architecture
+        self.plan, self.runner = plan, runner
+        self.tokenizer, self.template = tokenizer, template
+        self.n_ctx, self.n_vocab = n_ctx, plan.n_vocab
+        # the turn: guards the runner, so that one forward is in flight; held for one forward, never while sampling
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def new_state(self, n_slots: int = 1) -> RunnerState:
+        """A state for n_slots conversations of up to n_ctx positions."""
+        return self.runner.new_state(n_slots, self.n_ctx)
+
+    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """One forward under the turn: float32 [n_wanted, n_vocab], the caller's own copy."""
+        with self._turn:
+            if self._closed:
+                raise RuntimeError(f"model {self.name} is closed")
+            seams.hit("forward")
+            return self.runner.forward(state, columns).copy()
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text; control markers in it stay text unless parse_special."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of token ids; control tokens print nothing unless special."""
+        self._check_ids(ids)
+        return self.tokenizer.decode(ids, special=special)
+
+    def logits(self, ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
+        """float32 [len(ids), n_vocab]: row p predicts token p + 1.  `chunk` columns a forward (default: as many as fit)."""
+        self._check_ids(ids)
+        if len(ids) > self.n_ctx:
+            raise BadRequest(f"{len(ids)} tokens do not fit a context of {self.n_ctx}", param="ids")
+        state = self.runner.new_state(1, max(1, len(ids)))
+        rows = np.empty((len(ids), self.n_vocab), np.float32)
+        step = max(1, min(chunk or self.runner.max_columns, self.runner.max_columns))
+        for first in range(0, len(ids), step):
+            part = list(ids[first : first + step])
+            rows[first : first + len(part)] = self.forward(state, Columns.of_slot(part, first, wanted="all"))
+        return rows
+
+    def generate(
+        self, prompt: str | Sequence[int], *, max_tokens: int | None = None, parse_special: bool = False, **options: Any
+    ) -> Iterator[Piece]:
+        """Continue a text or token ids.  options: `ignore_eog`, `constraint`, and the fields of SamplingParams.
+
+        Yields a Piece a token; the texts joined are the answer.  Ends at an end-of-generation token, after max_tokens
+        or when the context is full.
+        """
+        if isinstance(prompt, str):
+            prompt = self.tokenize(prompt, parse_special=parse_special)
+        self._check_ids(prompt)
+        check_fits(len(prompt), self.n_ctx)
+        loop = {key: options.pop(key) for key in ("ignore_eog", "constraint", "chunk") if key in options}
+        limit = self.n_ctx if max_tokens is None else max_tokens
+        detokenizer, last = Detokenizer(self.tokenizer), None
+        params = SamplingParams(**options)
+        for token in generate(self, self.new_state(), list(prompt), params, max_tokens=limit, **loop):
+            if last is not None:
+                yield last
+            last = Piece("" if token.is_eog else detokenizer.push(token.id), token.id)
+        if last is not None:
+            yield Piece(last.text + detokenizer.flush(), last.id)
+
+    def chat(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None, **options: Any,
+    ) -> Iterator[Piece]:  # fmt: skip
+        """Answer a conversation through the model's chat template; options as for `generate`."""
+        ready = normalise(messages, self.template)
+        prompt = build_prompt(self.tokenizer, self.template, ready, tools, **dict(template_kwargs or {}))
+        return self.generate(prompt.ids, **options)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part; `kv_per_token` is what one more position costs."""
+        return {**self.runner.memory(), "kv_per_token": self.plan.state.bytes_per_token(self.runner.kv_type)}
+
+    def close(self) -> None:
+        """Wait for the forward in flight, then give threads and memory back; idempotent."""
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self.runner.close()
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
+        if bad is not None:
+            raise BadRequest(f"token id {bad} is outside the vocabulary of {self.n_vocab}", param="ids")
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

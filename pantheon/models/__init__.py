@@ -1,0 +1,1 @@
+"""Architectures: metadata in, plan out.  No arithmetic, no files, no dies."""

@@ -1,0 +1,33 @@
+"""`general.architecture` -> the module that writes its plan, imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, cast
+
+from pantheon.models.config import Metadata, ModelConfigError, Shapes
+from pantheon.plan.builder import Plan
+
+_MODULES = {
+    "llama": "pantheon.models.llama",
+}
+
+
+def supported() -> tuple[str, ...]:
+    """The architectures that a plan can be made for."""
+    return tuple(sorted(_MODULES))
+
+
+def make_plan(metadata: Mapping[str, Any], shapes: Shapes) -> Plan:
+    """The plan of a model file; raises ModelConfigError naming the architecture, key or tensor at fault."""
+    meta = Metadata(metadata)
+    module = _MODULES.get(meta.arch)
+    if module is None:
+        raise ModelConfigError(
+            f"unknown architecture {meta.arch!r}; supported: {', '.join(supported())}",
+            code="unknown_architecture",
+            param="general.architecture",
+        )
+    write = cast("Callable[[Metadata, Shapes], Plan]", import_module(module).plan)
+    return write(meta, shapes)

@@ -1,0 +1,153 @@
+"""The hyper-parameters that every decoder-only architecture reads, with the defaults of llama.cpp's loader.
+
+Reads a metadata mapping and a table of tensor shapes; never weights.  Every fault names the metadata key or tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pantheon.errors import PantheonError
+from pantheon.plan.rope import RopeSpec, Yarn, yarn_ramp
+
+#: name -> shape in numpy order, (out, in) for matrices
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class ModelConfigError(PantheonError):
+    """Metadata or tensor shapes that do not describe a model that we can run."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "invalid_model_file"
+
+
+def tensor_shape(shapes: Shapes, name: str, expected: tuple[int, ...]) -> None:
+    """Raise ModelConfigError unless the tensor is there with this shape."""
+    found = shapes.get(name)
+    if found is None:
+        raise ModelConfigError(f"tensor {name} is missing (expected shape {expected})", param=name)
+    if found != expected:
+        raise ModelConfigError(f"tensor {name} has shape {found}, but the metadata asks for {expected}", param=name)
+
+
+class Metadata:
+    """Typed access to `general.*` and `<arch>.*` keys."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.arch = self._typed("general.architecture", str, None)
+
+    def _typed(self, key: str, kind: type, default: Any) -> Any:
+        value = self.values.get(key, default)
+        if value is None:
+            raise ModelConfigError(f"metadata key {key} is missing", param=key)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ModelConfigError(f"metadata key {key} should be {kind.__name__}, not {value!r:.60}", param=key)
+        return value
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
+        """`<arch>.key` as a whole number within low..high; a per-layer array counts when all its items agree."""
+        name = f"{self.arch}.{key}"
+        value = self.values.get(name, default)
+        if value is not None and not isinstance(value, int | float | str) and len(value) and len(set(value)) == 1:
+            value = int(value[0])
+        if value is default and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            fault = "is missing" if value is None else f"should be one whole number, not {value!r:.60}"
+            raise ModelConfigError(f"metadata key {name} {fault}", param=name)
+        if not low <= value <= high:
+            raise ModelConfigError(f"metadata key {name} is {value}, outside {low}..{high}", param=name)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """`<arch>.key` as a finite float."""
+        name = f"{self.arch}.{key}"
+        value = float(self._typed(name, float, default))
+        if not abs(value) < 1e30:
+            raise ModelConfigError(f"metadata key {name} is {value}, not a usable number", param=name)
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """`<arch>.key` as a string."""
+        return str(self._typed(f"{self.arch}.{key}", str, default))
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the common decoder needs (ARCH.md §2 gives keys and defaults)."""
+
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_kv: int
+    head_dim: int
+    v_dim: int
+    n_ff: int
+    eps: float
+    n_rot: int
+
+    @staticmethod
+    def read(meta: Metadata, shapes: Shapes) -> Config:
+        """Read and cross-check the common keys."""
+        n_embd = meta.integer("embedding_length")
+        n_head = meta.integer("attention.head_count", high=4096)
+        head_dim = meta.integer("attention.key_length", max(1, n_embd // n_head))
+        n_kv = meta.integer("attention.head_count_kv", n_head, high=4096)
+        embd = shapes.get("token_embd.weight")
+        if embd is None or len(embd) != 2 or embd[1] != n_embd:
+            raise ModelConfigError(
+                f"tensor token_embd.weight has shape {embd}, but {meta.arch}.embedding_length is {n_embd}",
+                param="token_embd.weight",
+            )
+        if n_head % n_kv:
+            raise ModelConfigError(f"{n_head} heads can not share {n_kv} KV heads", param="attention.head_count_kv")
+        n_rot = meta.integer("rope.dimension_count", head_dim)
+        if n_rot > head_dim or n_rot % 2 or head_dim % 2:
+            raise ModelConfigError(
+                f"{meta.arch}.rope.dimension_count {n_rot} does not fit heads of {head_dim} (both must be even)",
+                param="rope.dimension_count",
+            )
+        return Config(
+            n_vocab=embd[0],
+            n_ctx_train=meta.integer("context_length", high=1 << 30),
+            n_embd=n_embd,
+            n_layer=meta.integer("block_count", high=1024),
+            n_head=n_head,
+            n_kv=n_kv,
+            head_dim=head_dim,
+            v_dim=meta.integer("attention.value_length", head_dim),
+            n_ff=meta.integer("feed_forward_length"),
+            eps=meta.number("attention.layer_norm_rms_epsilon"),
+            n_rot=n_rot,
+        )
+
+
+def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: str) -> RopeSpec:
+    """The rope table of a model: linear and YaRN scaling, and llama-3's factor tensor."""
+    base = meta.number("rope.freq_base", 10000.0)
+    factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 0.0))
+    kind = meta.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ModelConfigError(f"unknown {meta.arch}.rope.scaling.type {kind!r}", param="rope.scaling.type")
+    if base <= 0 or factor < 0:
+        raise ModelConfigError("rope.freq_base and rope.scaling.factor must be positive", param="rope.freq_base")
+    freq_scale = 1.0 / factor if factor and kind != "none" else 1.0
+    yarn: Yarn | None = None
+    if kind == "yarn":
+        n_orig = meta.integer("rope.scaling.original_context_length", cfg.n_ctx_train, high=1 << 30)
+        yarn = yarn_ramp(cfg.n_rot, base, n_orig)
+    factors = "rope_freqs.weight" if "rope_freqs.weight" in shapes else None
+    if factors:
+        tensor_shape(shapes, factors, (cfg.n_rot // 2,))
+    attn_factor = meta.number("rope.scaling.attn_factor", 1.0)
+    return RopeSpec(
+        cfg.n_rot, base, "norm" if pairing == "norm" else "neox", freq_scale, attn_factor, factors, yarn
+    )  # fmt: skip
