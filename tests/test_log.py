@@ -1,0 +1,75 @@
+"""Floor 0: log lines are one greppable line each [M016]."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pantheon import log
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+@pytest.fixture
+def quiet_again() -> Iterator[None]:
+    """Put the loggers back as an import leaves them."""
+    root = logging.getLogger("pantheon")
+    kept = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = kept[0], kept[2]
+    root.setLevel(kept[1])
+
+
+def test_a_line_has_stamp_level_area_words_and_fields(quiet_again: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup()
+    log.logger("serve").info("listening %s", log.fields(url="http://127.0.0.1:8201"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(STAMP + r" INFO +serve +listening url=http://127\.0\.0\.1:8201\n", err)
+
+
+def test_setup_twice_prints_once_and_honours_the_level(quiet_again: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup()
+    log.setup("warning")
+    log.logger("load").info("hidden")
+    log.logger("load").warning("shown")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["shown"]
+
+
+def test_an_exception_is_printed_below_its_line(quiet_again: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup()
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        log.logger("engine").exception("a bug of ours")
+    err = capsys.readouterr().err
+    assert "a bug of ours\nTraceback" in err and err.rstrip().endswith("RuntimeError: broken")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (1.23456, "1.235"),
+        (7, "7"),
+        (True, "True"),
+        ("plain/path.gguf", "plain/path.gguf"),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "hi"', '"say \\"hi\\""'),
+        ("", '""'),
+        ("two\nlines", '"two\\nlines"'),
+        ("esc\x1b[31m", '"esc\\u001b[31m"'),
+    ],
+)
+def test_a_value_can_not_break_the_line_or_the_pairing(value: object, word: str) -> None:
+    assert log.fields(k=value) == f"k={word}"
+    if word.startswith('"'):
+        assert json.loads(word) == value
+
+
+def test_fields_keep_their_order_and_leave_none_out() -> None:
+    assert log.fields(b=1, a=None, c="x") == "b=1 c=x"
