@@ -23,11 +23,13 @@ PREFILL_CHUNK = 128
 
 @dataclass(frozen=True)
 class Token:
-    """One sampled token: `n` counts from 1; logprob and top are filled when the parameters asked for them."""
+    """One sampled token: `n` counts from 1, `is_last` says that the loop ends with it; logprob and top are filled when
+    the parameters asked for them."""
 
     id: int
     n: int
     is_eog: bool
+    is_last: bool
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
@@ -83,8 +85,9 @@ def generate(
     for n in range(1, limit + 1):
         sampler.accept(sampled.token)
         is_eog = sampled.token in model.tokenizer.eog_ids and not ignore_eog
-        yield Token(sampled.token, n, is_eog, sampled.logprob, sampled.top)
-        if is_eog or n == limit or (constraint is not None and constraint.done):
+        is_last = is_eog or n == limit or (constraint is not None and constraint.done)
+        yield Token(sampled.token, n, is_eog, is_last, sampled.logprob, sampled.top)
+        if is_last:
             return
         if slow_s:
             seams.SYSTEM_CLOCK.sleep(slow_s)

@@ -154,12 +154,14 @@ def _naming(file: GGUFFile, read: Any) -> Any:
 def template_of(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | BrokenTemplate:
     """The file's chat template, ChatML when it has none; one that does not compile is reported and kept broken."""
     source = file.metadata.get("tokenizer.chat_template") or CHATML
+    if not isinstance(source, str):
+        raise ModelFileError(file.path, "tokenizer.chat_template is not a string", param="tokenizer.chat_template")
     texts = [tokenizer.token_text(i) if i is not None else "" for i in (tokenizer.bos_id, tokenizer.eos_id)]
     try:
-        return ChatTemplate(str(source), bos_token=texts[0], eos_token=texts[1])
+        return ChatTemplate(source, bos_token=texts[0], eos_token=texts[1])
     except PantheonError as fault:
         log.warning("chat template does not compile %s", fields(file=file.path, fault=fault.message))
-        return BrokenTemplate(str(source), fault)
+        return BrokenTemplate(source, fault)
 
 
 def model_name(file: GGUFFile) -> str:

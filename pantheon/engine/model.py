@@ -109,14 +109,11 @@ class Model:
         check_fits(len(prompt), self.n_ctx)
         loop = {key: options.pop(key) for key in ("ignore_eog", "constraint", "chunk") if key in options}
         limit = self.n_ctx if max_tokens is None else max_tokens
-        detokenizer, last = Detokenizer(self.tokenizer), None
+        detokenizer = Detokenizer(self.tokenizer)
         params = SamplingParams(**options)
         for token in generate(self, self.new_state(), list(prompt), params, max_tokens=limit, **loop):
-            if last is not None:
-                yield last
-            last = Piece("" if token.is_eog else detokenizer.push(token.id), token.id)
-        if last is not None:
-            yield Piece(last.text + detokenizer.flush(), last.id)
+            text = "" if token.is_eog else detokenizer.push(token.id)
+            yield Piece(text + detokenizer.flush() if token.is_last else text, token.id)
 
     def chat(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None,
