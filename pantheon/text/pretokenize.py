@@ -1,0 +1,205 @@
+"""Pre-tokenizers of byte-level BPE: which regular expressions cut text into words, by `tokenizer.ggml.pre`.
+
+A pre-tokenizer is a list of stages; each stage cuts the pieces of the one before, and text that a stage does not
+match is kept as a piece of its own, so that the pieces always join to the text.  Knows no vocabulary.
+Patterns: those the models were trained with (Hugging Face `tokenizer.json`), as llama.cpp names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import regex
+
+from pantheon.text.vocab import VocabError, key
+
+_SLICE = 16_384  # characters handed to one call of the regex module, which holds the GIL meanwhile
+
+# Places where every supported pattern ends a piece whatever stands left or right, so that slices change nothing:
+# between a letter and " letter", after the line end of "x\ny", between a Han or kana letter and a full stop or comma.
+_CUT = regex.compile(r"[A-Za-z](?= [A-Za-z])|[^\s]\n(?=\S)|[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa](?=[。，、])")
+
+_CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_PUNCT = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCT}|{_SPACE}"
+_QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_PUNCT}|{_SPACE}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACE}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_PUNCT_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+
+def _cased(suffix: str, numbers: str) -> str:
+    """Words that break where lower case turns to upper case (GPT-4o and its kin)."""
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{lead}{_UPPER}*{_LOWER}+{suffix}|{lead}{_UPPER}+{_LOWER}*{suffix}"
+    return rf"{words}|{numbers}|{_PUNCT_SLASH}|{_SPACE}"
+
+
+_GPT4O = _cased(rf"(?:{_CONTRACTION})?", r"\p{N}{1,3}")
+_TEKKEN = _cased("", r"\p{N}")
+_ASCII_PUNCT = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+_DEEPSEEK3 = (
+    rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
+)
+_SPARK = rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+
+
+def _run(items: str) -> tuple[str, str]:
+    """Runs of a character class, and the rest."""
+    return f"[{items}]+", f"[^{items}]+"
+
+
+def _gaps(pattern: str) -> tuple[str, str]:
+    """Any pattern, and what lies between its matches."""
+    return pattern, rf"(?:(?!{pattern})[\s\S])+"
+
+
+_DIGIT = (r"\p{N}", r"\P{N}+")
+_DIGITS3 = (r"\p{N}{1,3}", r"\P{N}+")
+_LINE_END = (r"[\r\n]", r"[^\r\n]+")
+_CJK = _run("一-龥぀-ゟ゠-ヿ")
+_HAN_HANGUL = _run("一-龥ࠀ-一가-퟿")
+_PUNCT_RUN = r"\p{P}\$\+<=>\^~\|"
+_THREE = _gaps("[0-9]{3}")
+_LINES = (r"[^\n]+", r"\n+")
+_WESTERN = (r" ?[^(\s|.,!?…。，、।۔،)]+", r"[(\s|.,!?…。，、।۔،)]+")
+_YOUTU = _gaps("(?:[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+)")
+_JAIS2_SPACE = "|".join([*(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)), r"\s{1,2}(?!\S)", r"\s"])
+
+Stage = tuple[str, ...]
+
+# (names, stages).  A stage is a tuple of alternatives that together cover every text.
+_TABLE: tuple[tuple[str, tuple[Stage, ...]], ...] = (
+    (
+        "gpt-2 phi-2 mpt olmo jais exaone4 modern-bert jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum "
+        "trillion granite-docling",
+        ((_GPT2,),),
+    ),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", (_DIGIT, (_GPT2,))),
+    (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 "
+        "glm5",
+        ((_LLAMA3,),),
+    ),
+    (
+        "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo f2llmv2 solar-open grok-2",
+        ((_QWEN2,),),
+    ),
+    ("qwen35", ((_QWEN35,),)),
+    ("gpt-4o llama4 minimax-m2 kanana2 talkie", ((_GPT4O,),)),
+    ("tekken", ((_TEKKEN,),)),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", (_DIGITS3, _CJK, _gaps(f"(?:{_DEEPSEEK3})"))),
+    ("spark2_5", (_DIGITS3, _CJK, _gaps(f"(?:{_SPARK})"), _DIGIT)),
+    ("deepseek-coder", (_LINE_END, _gaps(r"\s?\p{L}+"), _gaps(r"\s?\p{P}+"), _HAN_HANGUL, _DIGIT)),
+    (
+        "deepseek-llm",
+        (
+            _LINE_END,
+            _gaps(rf"\s?[{_CASED_LETTERS}]+"),
+            _gaps(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+            (r"\s+\Z", r"[\s\S]*\S"),  # white space at the end of a piece
+            _HAN_HANGUL,
+            (r"\p{N}+", r"\P{N}+"),
+        ),
+    ),
+    ("falcon", (_run(_PUNCT_RUN + "`"), (_GPT2,), _THREE)),
+    ("default", (_run(_PUNCT_RUN), (_GPT2,), (r"\p{N}+", r"\P{N}+"), _THREE)),
+    ("poro-chat bloom gpt3-finnish", (_WESTERN,)),
+    ("viking", (_WESTERN, _DIGIT)),
+    ("jais-2", ((rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCT}|\s*[\r\n]+|{_JAIS2_SPACE}",),)),
+    ("seed-coder", ((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACE}",),)),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        ((rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_PUNCT}|\s*[\r\n]|\s+(?!\S)|\s+",),),
+    ),
+    ("ufakzeka", ((rf"{_WORD}|\p{{N}}|{_PUNCT}|{_SPACE}",),)),
+    ("laguna", (_LINES, (_QWEN2,))),
+    ("youtu", (_YOUTU, (_cased(rf"(?:{_CONTRACTION})?", r"\p{N}"),))),
+    ("minicpm5", (_DIGITS3, (rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_PUNCT}|{_SPACE}",))),
+    ("gemma4 sarvam-moe", (_LINES,)),
+)
+_STAGES = {name: stages for names, stages in _TABLE for name in names.split()}
+
+
+# Stages run before the word cache; the later ones look at one word only and run once per new word.
+_OUTER = {"deepseek-coder": 2, "deepseek-llm": 2, "falcon": 2, "default": 2, "spark2_5": 3, "viking": 1}
+
+RAW = frozenset({"gemma4", "sarvam-moe"})  # merge raw UTF-8 lines instead of byte-alphabet words
+IGNORE_MERGES = frozenset(
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano glm4 glm5 tekken youtu minicpm5".split()
+)
+ADD_BOS = frozenset("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken gemma4".split())
+KEEPS_SPACES = frozenset(
+    "deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 deepseek-r1-qwen kormo f2llmv2 "
+    "qwen35 poro-chat viking tekken smollm gpt-4o llama4 kanana2 talkie trillion granite-docling bailingmoe bailingmoe2 "
+    "llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2 solar-open".split()
+)  # families whose whole-sequence decode leaves spaces before punctuation alone
+
+
+@dataclass(frozen=True)
+class Pretokenizer:
+    """Cuts text into words.  `words` runs the stages that need context, `refine` those that look at one word."""
+
+    name: str
+    outer: tuple[regex.Pattern[str], ...]
+    inner: tuple[regex.Pattern[str], ...]
+
+    def words(self, text: str) -> Iterator[list[str]]:
+        """Lists of words which joined give the text; one list per slice of about 16 thousand characters."""
+        for piece in slices(text):
+            yield _cut([piece], self.outer)
+
+    def refine(self, word: str) -> list[str]:
+        """The final pieces of one word."""
+        return _cut([word], self.inner)
+
+    def split(self, text: str) -> list[str]:
+        """All pieces of a text (for tests and tools; encoding goes through `words`)."""
+        return [piece for words in self.words(text) for word in words for piece in self.refine(word)]
+
+
+def pretokenizer(name: str) -> Pretokenizer:
+    """The pre-tokenizer of `tokenizer.ggml.pre`; "" means "default".  Raises VocabError for an unknown name."""
+    name = name or "default"
+    if name not in _STAGES:
+        raise VocabError(key("pre"), f"unknown pre-tokenizer {name!r}")
+    stages = tuple(regex.compile("|".join(stage)) for stage in _STAGES[name])
+    outer = _OUTER.get(name, len(stages))
+    return Pretokenizer(name, stages[:outer], stages[outer:])
+
+
+def known() -> tuple[str, ...]:
+    """Every supported name, sorted."""
+    return tuple(sorted(_STAGES))
+
+
+def slices(text: str) -> Iterator[str]:
+    """Cut long text where no pattern cares; a text without such a place comes in one piece."""
+    start = 0
+    while len(text) - start > _SLICE:
+        found = _CUT.search(text, start + _SLICE)
+        if found is None:
+            break
+        yield text[start : found.end()]
+        start = found.end()
+    if start < len(text):
+        yield text[start:] if start else text
+
+
+def _cut(pieces: list[str], stages: tuple[regex.Pattern[str], ...]) -> list[str]:
+    for stage in stages:
+        if len(pieces) == 1:
+            pieces = stage.findall(pieces[0])
+        else:
+            pieces = [part for piece in pieces for part in stage.findall(piece)]
+    return pieces

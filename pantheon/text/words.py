@@ -1,0 +1,61 @@
+"""Word-level reuse: a bounded cache of word -> ids, and safe places to cut text that has no pre-tokenizer.
+
+Natural text repeats its words, so most of it is never merged twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+_BLANK = "\u2581"
+_MAX_WORDS = 65_536
+_MAX_LENGTH = 64  # longer words hardly come twice
+_BATCH = 4096  # words a list, so that no single step holds a thread long
+
+
+class WordCache:
+    """Remembers the ids of words.  Safe for threads: entries are immutable, and a lost entry only costs time."""
+
+    def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
+        self._encode = encode
+        self._ids: dict[str, tuple[int, ...]] = {}
+
+    def extend(self, ids: list[int], words: Iterable[str]) -> None:
+        """Append the ids of all words."""
+        get = self._ids.get
+        for word in words:
+            known = get(word)
+            if known is None:
+                known = self._encode(word)
+                if len(word) <= _MAX_LENGTH:
+                    if len(self._ids) >= _MAX_WORDS:
+                        self._ids.clear()
+                    self._ids[word] = known
+            ids += known
+
+
+class Bridges:
+    """Cuts text before U+2581 where no token reaches across, which changes nothing about the merges.
+
+    `before` holds the characters that stand right before U+2581 in some token or merge: no cut there.
+    """
+
+    def __init__(self, before: Iterable[str]) -> None:
+        self._before = frozenset(before)
+
+    def words(self, text: str) -> Iterator[list[str]]:
+        """Lists of words which joined give the text."""
+        batch: list[str] = []
+        start, at = 0, text.find(_BLANK, 1)
+        while at >= 0:
+            left = text[at - 1]
+            if left != _BLANK and left not in self._before:
+                batch.append(text[start:at])
+                start = at
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
+            at = text.find(_BLANK, at + 1)
+        if start < len(text):
+            batch.append(text[start:])
+        yield batch
