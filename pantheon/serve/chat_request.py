@@ -1,0 +1,268 @@
+"""The body of POST /v1/chat/completions as a frozen `ChatRequest`, or a `BadRequest` that names the field.
+
+Pure: it knows no model, so what depends on one (ids of logit_bias, the context) is checked in generation.py, and
+the messages themselves in text/messages.py.  Sources: OpenAI chat API; field cases B05, B06, B08, B09, B11, B13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pantheon.engine.sampler import SamplingParams
+from pantheon.errors import BadRequest
+from pantheon.serve.request_fields import Fields, json_object, kind
+
+MAX_STOPS = 16
+MAX_CHOICES = 8
+MAX_TOP_LOGPROBS = 20
+_UNLIMITED = -1
+_MAX_WINDOW = 1 << 30
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# names that build_prompt fills itself
+_RESERVED_KWARGS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "tokenizer",
+    "template",
+    "now",
+    "self",
+)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One checked request.
+
+    `max_tokens` None means until the model ends or the window is full.  `tool_choice` is auto, none, required or
+    named (then `tool_name` says which).  `response_format` is None for text, else in the form that make_constraint takes.
+    """
+
+    model: str | None
+    messages: list[dict[str, Any]]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    ignore_eog: bool = False
+
+
+def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> ChatRequest:
+    """Check a decoded body.
+
+    Raises:
+        BadRequest: `param` is the field at fault.
+    """
+    fields = Fields(json_object(body))
+    if fields.given("functions"):
+        raise fields.fault("functions", "is not supported; send tools instead")
+    tools = _tools(fields)
+    choice, name = _tool_choice(fields, tools)
+    cap, cap_field = max_tokens(fields, "max_tokens", "max_completion_tokens")
+    return ChatRequest(
+        model=fields.text("model"),
+        messages=_messages(fields),
+        params=sampling_params(fields, _top_logprobs(fields)),
+        max_tokens=cap,
+        max_tokens_field=cap_field,
+        stop=stop_strings(fields),
+        n=fields.integer("n", 1, MAX_CHOICES, 1) or 1,
+        stream=fields.flag("stream", False),
+        include_usage=include_usage(fields),
+        tools=tools,
+        tool_choice=choice,
+        tool_name=name,
+        parallel_tool_calls=fields.flag("parallel_tool_calls", True),
+        response_format=_response_format(fields),
+        template_kwargs=_template_kwargs(fields),
+        session_id=session_id(fields, headers or {}),
+        ignore_eog=fields.flag("ignore_eos", False),
+    )
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    messages = fields.items("messages")
+    if not messages:
+        raise fields.fault("messages", "must be an array of at least one message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise BadRequest(f"messages[{i}]: must be an object, not {kind(message)}", param=f"messages[{i}]")
+    return messages
+
+
+def sampling_params(fields: Fields, top_logprobs: int | None) -> SamplingParams:
+    """The sampling fields, shared with /v1/completions."""
+    base = SamplingParams()
+    penalty = "repetition_penalty" if not fields.given("repeat_penalty") else "repeat_penalty"
+    seed = fields.integer("seed", -(1 << 63), (1 << 64) - 1, None)
+    return SamplingParams(
+        temperature=fields.number("temperature", 0, 2, base.temperature),
+        top_k=fields.integer("top_k", 0, 1 << 31, base.top_k) or 0,
+        top_p=fields.number("top_p", 0, 1, base.top_p),
+        min_p=fields.number("min_p", 0, 1, base.min_p),
+        repeat_penalty=fields.number(penalty, 0, 100, base.repeat_penalty, above=True),
+        repeat_last_n=fields.integer("repeat_last_n", -1, _MAX_WINDOW, base.repeat_last_n) or 0,
+        presence_penalty=fields.number("presence_penalty", -2, 2, base.presence_penalty),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2, base.frequency_penalty),
+        logit_bias=_logit_bias(fields),
+        # llama.cpp's clients send -1 for "any seed"
+        seed=None if seed is None or seed == -1 else seed % (1 << 64),
+        top_logprobs=top_logprobs,
+    )
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    bias = fields.object("logit_bias")
+    checked = []
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 12:
+            raise fields.fault("logit_bias", f"keys must be token ids, not {key[:40]!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise fields.fault("logit_bias", f"the bias of token {key} must be a number from -100 to 100")
+        checked.append((int(key), float(value)))
+    return tuple(checked)
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    wanted = fields.flag("logprobs", False)
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
+    if top and not wanted:
+        raise fields.fault("top_logprobs", "needs logprobs: true")
+    return top if wanted else None
+
+
+def max_tokens(fields: Fields, *names: str) -> tuple[int | None, str]:
+    """The cap of the reply and the field that set it; the smaller wins, -1 and null mean none [B06]."""
+    caps: list[tuple[int, str]] = []
+    for name in names:
+        cap = fields.integer(name, _UNLIMITED, 1 << 62, None)
+        if cap == 0:
+            raise fields.fault(name, "must be at least 1, or -1 for no limit")
+        if cap is not None and cap != _UNLIMITED:
+            caps.append((cap, name))
+    return min(caps) if caps else (None, names[0])
+
+
+def stop_strings(fields: Fields) -> tuple[str, ...]:
+    """`stop` as a tuple of non-empty strings."""
+    value = fields.body.get("stop")
+    items = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise fields.fault("stop", "must be a string or an array of strings")
+    if len(items) > MAX_STOPS:
+        raise fields.fault("stop", f"at most {MAX_STOPS} strings, not {len(items)}")
+    if any(item == "" for item in items):
+        raise fields.fault("stop", "a stop string must not be empty")
+    return tuple(dict.fromkeys(items))
+
+
+def include_usage(fields: Fields) -> bool:
+    """`stream_options.include_usage`."""
+    return Fields(fields.object("stream_options"), "stream_options.").flag("include_usage", False)
+
+
+def session_id(fields: Fields, headers: Mapping[str, str]) -> str | None:
+    """The session: the body's `session_id`, else the `X-Session-Id` header [M039]."""
+    named = fields.text("session_id")
+    if named is None:
+        named = next((value for key, value in headers.items() if key.lower() == "x-session-id"), None)
+    if named is not None and len(named) > 256:
+        raise fields.fault("session_id", "must be at most 256 characters")
+    return named or None
+
+
+def _tools(fields: Fields) -> tuple[dict[str, Any], ...]:
+    for i, tool in enumerate(tools := fields.items("tools")):
+        at = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            raise BadRequest(f"{at}: must be an object, not {kind(tool)}", param=at)
+        outer = Fields(tool, at + ".")
+        if outer.text("type", "function") != "function":
+            raise outer.fault("type", f"must be function, not {tool['type']!r}")
+        if not outer.given("function"):
+            raise outer.fault("function", "is missing")
+        inner = Fields(outer.object("function"), at + ".function.")
+        if not inner.text("name"):
+            raise inner.fault("name", "must be a non-empty string")
+        inner.text("description")
+        inner.object("parameters")
+        inner.flag("strict", False)
+    return tuple(_plain_tool(tool) for tool in tools)
+
+
+def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    # templates test `tool.function.parameters`: a null or missing one is an empty object schema
+    function = {key: value for key, value in tool["function"].items() if value is not None}
+    function.setdefault("parameters", {"type": "object", "properties": {}})
+    return {**tool, "type": "function", "function": function}
+
+
+def _tool_choice(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[str, str | None]:
+    choice = fields.body.get("tool_choice")
+    if choice is None or choice in ("auto", "none"):
+        return choice or "auto", None
+    names = [tool["function"]["name"] for tool in tools]
+    if choice == "required":
+        if not tools:
+            raise fields.fault("tool_choice", "is required, but there are no tools")
+        return "required", None
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        raise fields.fault("tool_choice", "must be auto, none, required or an object that names a function")
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise fields.fault("tool_choice", "function.name must be a string")
+    if name not in names:
+        raise fields.fault("tool_choice", f"there is no tool named {name!r}")
+    return "named", name
+
+
+def _response_format(fields: Fields) -> dict[str, Any] | None:
+    wanted = fields.object("response_format")
+    if not fields.given("response_format"):
+        return None
+    of = wanted.get("type")
+    if of == "text":
+        return None
+    # llama.cpp's spelling puts the schema beside the type
+    outer = wanted.get("json_schema") if of == "json_schema" else wanted
+    if of == "json_object" and wanted.get("schema") is None:
+        return {"type": "json_object"}
+    if of not in ("json_object", "json_schema"):
+        raise fields.fault("response_format", f"type must be text, json_object or json_schema, not {str(of)[:40]!r}")
+    schema = outer.get("schema") if isinstance(outer, dict) else wanted.get("schema")
+    if not isinstance(schema, dict):
+        raise fields.fault("response_format", "json_schema.schema must be an object")
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def _template_kwargs(fields: Fields) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    effort = fields.text("reasoning_effort")
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise fields.fault("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        kwargs["reasoning_effort"] = effort
+        if effort == "none":
+            kwargs["enable_thinking"] = False
+    if fields.given("enable_thinking"):
+        kwargs["enable_thinking"] = fields.flag("enable_thinking", True)
+    given = fields.object("chat_template_kwargs")
+    for name in given:
+        if name in _RESERVED_KWARGS or not name.isidentifier():
+            raise fields.fault("chat_template_kwargs", f"{name[:40]!r} can not be set")
+    return kwargs | given

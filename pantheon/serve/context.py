@@ -1,0 +1,35 @@
+"""What the handlers of one server share."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.loading import LoadOptions
+from pantheon.serve.metrics import Metrics
+from pantheon.serve.registry import Registry
+
+
+@dataclass
+class App:
+    """Set up once by the command, then only read; what changes is inside registry and metrics.
+
+    `model_roots` confine the paths that the admin API loads; `request_timeout_s` is the wall limit of one
+    generation [X34]; `early_head_s` is how long a stream waits for its first token before its headers go out alone.
+    """
+
+    registry: Registry = field(default_factory=Registry)
+    metrics: Metrics = field(default_factory=Metrics)
+    load_options: LoadOptions = field(default_factory=LoadOptions)
+    model_roots: tuple[Path, ...] = ()
+    strict_model: bool = False
+    request_timeout_s: float = 3600.0
+    early_head_s: float = 0.5
+    clock: Clock = SYSTEM_CLOCK
+
+
+def new_id(prefix: str) -> str:
+    """`prefix-` and 128 random bits: unique across restarts [X05]."""
+    return f"{prefix}-{secrets.token_hex(16)}"

@@ -1,0 +1,28 @@
+"""GET /health, /v1/health and /ready: can a chat be answered now?  Never waits on an engine [B47, X22]."""
+
+from __future__ import annotations
+
+from pantheon.serve.context import App
+from pantheon.serve.http_request import Request
+from pantheon.serve.metrics import CONTENT_TYPE
+from pantheon.serve.routes import Responder
+
+
+def get_health(app: App, request: Request, responder: Responder) -> None:
+    """200 ok once a model answers; 503 while the first one loads, while there is none, and on the way out."""
+    if responder.stopping():
+        status, body = 503, {"status": "stopping"}
+    elif app.registry.count():
+        status, body = 200, {"status": "ok"}
+    elif loading := app.registry.loading():
+        status, body = 503, {"status": "loading", "models": loading}
+    else:
+        status, body = 503, {"status": "no_model"}
+    responder.send_json(status, body, headers={} if status == 200 else {"Retry-After": "2"})
+
+
+def get_metrics(app: App, request: Request, responder: Responder) -> None:
+    """The counters for Prometheus."""
+    app.metrics.set("models_loaded", app.registry.count())
+    app.metrics.set("models_loading", len(app.registry.loading()))
+    responder.send_bytes(200, CONTENT_TYPE, app.metrics.render().encode())

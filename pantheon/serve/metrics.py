@@ -1,0 +1,67 @@
+"""Counters of the server in Prometheus' text format 0.0.4 [B47].
+
+Written by handler threads, read by GET /metrics; neither waits on a generation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+_HELP = {
+    "requests_total": "Chat and completion requests by outcome",
+    "prompt_tokens_total": "Prompt tokens read",
+    "completion_tokens_total": "Tokens delivered to clients",
+    "cancelled_total": "Generations ended early because the client was gone or the server stopped",
+    "generation_seconds_total": "Seconds spent in generations",
+    "requests_in_flight": "Requests that generate now",
+    "models_loaded": "Model names that answer requests",
+    "models_loading": "Models that are being loaded",
+}
+_GAUGES = ("requests_in_flight", "models_loaded", "models_loading")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Counters that never fall and gauges, with labels."""
+
+    def __init__(self) -> None:
+        #: guards _values
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, str], float] = {(name, ""): 0 for name in _HELP if name != "requests_total"}
+
+    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Raise a counter, or move a gauge."""
+        key = (name, _labels(labels))
+        with self._lock:
+            self._values[key] = self._values.get(key, 0) + amount
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        with self._lock:
+            self._values[(name, "")] = value
+
+    def value(self, name: str, **labels: str) -> float:
+        """What a counter or gauge stands at."""
+        with self._lock:
+            return self._values.get((name, _labels(labels)), 0)
+
+    def render(self) -> str:
+        """The text that Prometheus scrapes."""
+        with self._lock:
+            values = dict(self._values)
+        lines = []
+        for name, text in _HELP.items():
+            lines.append(f"# HELP pantheon_{name} {text}")
+            lines.append(f"# TYPE pantheon_{name} {'gauge' if name in _GAUGES else 'counter'}")
+            lines += [f"pantheon_{name}{labels} {value:.10g}" for (key, labels), value in values.items() if key == name]
+        return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f'{key}="{_escape(value)}"' for key, value in sorted(labels.items()))
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

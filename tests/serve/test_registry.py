@@ -1,0 +1,244 @@
+"""The registry: names, replicas, reference counts, drain, busy [area D, M049, X02, X03, X25, X26]."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from pantheon.errors import Busy, NotFound, PantheonError, Unavailable
+from pantheon.serve.registry import BUSY_MESSAGE, MR_MAX_MODELS, Entry, Registry
+from tests.fakes import FakeClock
+
+
+class FakeModel:
+    n_ctx = 64
+
+
+def published(registry: Registry, name: str, dies: tuple[int, ...] = ()) -> Entry:
+    entry = registry.reserve(name, f"/{name}.gguf", dies)
+    model: Any = FakeModel()
+    registry.publish(entry, model, model)
+    registry.check_integrity()
+    return entry
+
+
+def test_entry_has_the_fields_of_M055() -> None:
+    entry = published(Registry(), "a", (1, 2))
+    fields = "name model state gen_lock sched prefix_cache pc_lock dies n_dies vram_bytes refs unloading used"
+    assert all(hasattr(entry, field) for field in fields.split())
+    assert entry.n_dies == 2 and entry.sched is None
+
+
+def test_seventeenth_model_is_507_M056() -> None:
+    registry = Registry()
+    for i in range(MR_MAX_MODELS):
+        published(registry, f"m{i}")
+    with pytest.raises(PantheonError) as fault:
+        registry.reserve("one more", "x")
+    assert MR_MAX_MODELS == 16
+    assert (fault.value.status, fault.value.code) == (507, "model_table_full")
+
+
+def test_reserved_name_is_taken_but_not_served_M057() -> None:
+    registry = Registry()
+    published(registry, "a")
+    entry = registry.reserve("b", "x")
+    entry.report("weights", 1, 4)
+    with pytest.raises(PantheonError) as fault:
+        registry.reserve("b", "x")
+    assert fault.value.status == 409
+    with pytest.raises(Unavailable) as loading:
+        registry.acquire("b")
+    assert loading.value.code == "model_loading" and loading.value.retry_after
+    assert [e.name for e in registry.snapshot()] == ["a"]
+    assert registry.loading() == [{"name": "b", "progress": 0.25, "stage": "weights"}]
+    registry.withdraw(entry)
+    registry.check_integrity()
+    published(registry, "b")
+
+
+def test_names_of_one_resident_model_M013_M067() -> None:
+    registry = Registry()
+    with pytest.raises(Unavailable) as none:
+        registry.acquire("a")
+    assert (none.value.status, none.value.code) == (503, "no_model_loaded")
+    entry = published(registry, "a")
+    for name in ("a", "nonsense", "", None, "default"):
+        with registry.lease(name) as got:
+            assert got is entry
+    with pytest.raises(NotFound) as strict:
+        registry.acquire("nonsense", strict=True)
+    assert strict.value.code == "model_not_found"
+    with registry.lease(None, strict=True) as got:
+        assert got is entry
+
+
+def test_names_of_several_models_M048_M066() -> None:
+    registry = Registry()
+    first, second = published(registry, "a"), published(registry, "b")
+    with registry.lease("b") as got:
+        assert got is second
+    with registry.lease("") as got:
+        assert got is first
+    with pytest.raises(NotFound) as fault:
+        registry.acquire("c")
+    assert (fault.value.status, fault.value.code, fault.value.param) == (404, "model_not_found", "model")
+
+
+def test_replicas_count_as_one_name_X26() -> None:
+    registry = Registry()
+    published(registry, "a", (0,))
+    published(registry, "a", (1,))
+    assert registry.count() == 1
+    assert [entry.name for entry in registry.snapshot()] == ["a"]
+    with registry.lease("whatever"):
+        pass
+    with pytest.raises(PantheonError) as fault:
+        registry.reserve("a", "x", (1,))
+    assert fault.value.status == 409
+
+
+def test_fewest_requests_then_least_recently_used_M064_X03() -> None:
+    registry = Registry()
+    replicas = [published(registry, "a", (die,)) for die in range(2)]
+    used = []
+    for _ in range(20):
+        with registry.lease("a") as entry:
+            used.append(entry.index)
+    assert used.count(0) == used.count(1) == 10
+    with registry.lease("a") as one, registry.lease("a") as two:
+        assert {one.index, two.index} == {0, 1}
+        with registry.lease("a"):
+            assert sum(e.refs for e in replicas) == 3
+    assert [e.refs for e in replicas] == [0, 0]
+
+
+def test_busy_is_at_once_with_the_seeds_words_M049_M072_X08() -> None:
+    clock = FakeClock()
+    registry = Registry(clock=clock)
+    entry = published(registry, "a")
+    entry.service_s = 10.0
+    with registry.generation(entry):
+        clock.advance(4)
+        with pytest.raises(Busy) as fault, registry.generation(entry):
+            pass
+    assert fault.value.message == BUSY_MESSAGE
+    assert BUSY_MESSAGE == "a generation is already in progress on this model; retry shortly"
+    assert (fault.value.status, fault.value.type, fault.value.code) == (429, "server_busy", "server_busy")
+    assert fault.value.retry_after == 6
+    with registry.generation(entry):
+        pass
+    assert entry.service_s < 10
+
+
+def test_gen_lock_is_freed_by_a_failure() -> None:
+    registry = Registry()
+    entry = published(registry, "a")
+    with pytest.raises(KeyError), registry.generation(entry):
+        raise KeyError
+    assert not entry.gen_lock.locked()
+
+
+def test_unload_waits_for_the_running_ones_M069() -> None:
+    registry = Registry()
+    entry = published(registry, "a")
+    published(registry, "b")
+    registry.acquire("a")
+    gone: list[list[Entry]] = []
+    thread = threading.Thread(target=lambda: gone.append(registry.unload("a", timeout_s=20)))
+    thread.start()
+    with registry.drained:  # its wait has begun once unloading is set, since it holds the lock in between
+        while not entry.unloading:
+            registry.drained.wait(0.01)
+    with pytest.raises(Unavailable) as fault:
+        registry.acquire("a")
+    assert fault.value.code == "model_unloading"
+    with pytest.raises(PantheonError) as twice:
+        registry.unload("a")
+    assert twice.value.status == 409
+    assert [e.name for e in registry.snapshot()] == ["b"]
+    registry.release(entry)
+    thread.join(20)
+    assert gone == [[entry]]
+    registry.check_integrity()
+    with pytest.raises(NotFound):
+        registry.unload("a")
+
+
+def test_unload_gives_up_at_its_deadline_and_serves_on_X02() -> None:
+    registry = Registry()
+    entry = published(registry, "a")
+    registry.acquire("a")
+    with pytest.raises(PantheonError) as fault:
+        registry.unload("a", timeout_s=0)
+    assert (fault.value.status, fault.value.code, fault.value.extra) == (409, "still_busy", {"in_flight": 1})
+    registry.release(entry)
+    with registry.lease("a") as again:
+        assert again is entry
+    assert registry.unload("a", timeout_s=0) == [entry]
+
+
+def test_forced_unload_tells_the_generation_to_stop_X02() -> None:
+    registry = Registry()
+    entry = published(registry, "a")
+    registry.acquire("a")
+
+    def generation() -> None:
+        entry.evicting.wait(20)
+        registry.release(entry)
+
+    thread = threading.Thread(target=generation)
+    thread.start()
+    assert registry.unload("a", timeout_s=0, force=True) == [entry]
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_unload_takes_all_replicas_X04() -> None:
+    registry = Registry()
+    pair = [published(registry, "a", (0,)), published(registry, "a", (1,))]
+    assert registry.unload("a") == pair
+    assert registry.all_entries() == []
+
+
+def test_unload_of_a_loading_model_is_409() -> None:
+    registry = Registry()
+    registry.reserve("a", "x")
+    with pytest.raises(PantheonError) as fault:
+        registry.unload("a")
+    assert (fault.value.status, fault.value.code) == (409, "model_loading")
+
+
+def test_nobody_sees_half_an_entry_M061_M063() -> None:
+    """Threads acquire while models come and go; every acquired entry is whole, and all references come back."""
+    registry = Registry()
+    published(registry, "base")
+    faults: list[str] = []
+    stop = threading.Event()
+
+    def user(seed: int) -> None:
+        chance = random.Random(seed)
+        while not stop.is_set():
+            try:
+                with registry.lease(chance.choice(["base", "x", "y", None])) as entry:
+                    if entry.model is None or entry.state is None or not entry.used:
+                        faults.append(f"half an entry: {entry}")
+            except (NotFound, Unavailable):
+                pass
+
+    threads = [threading.Thread(target=user, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for i in range(200):
+        name = "xy"[i % 2]
+        published(registry, name)
+        registry.unload(name, timeout_s=20)
+        registry.check_integrity()
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert not faults
+    assert [entry.refs for entry in registry.all_entries()] == [0]
