@@ -162,7 +162,7 @@ def content_coding(headers: Headers) -> str | None:
 
 
 def decode_content(coding: str | None, data: bytes, limit: int) -> bytes:
-    """Undo the content coding, never inflating beyond `limit` bytes.  Raises HttpError 400 (broken), 413 (too large)."""
+    """Undo the content coding, never inflating beyond `limit` bytes.  Raises HttpError 400, 413."""
     if coding is None:
         return data
     for wbits in _WBITS[coding]:

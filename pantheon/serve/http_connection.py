@@ -49,8 +49,9 @@ class Connection:
         self.last_write = time.monotonic()
         self._sock = sock
         self._gone = False
-        self._turn = threading.Condition()  # guards _writing, _unsent
+        self._turn = threading.Condition()  # guards _writing, _unsent, _ended
         self._writing = False
+        self._ended = False
         self._unsent = b""
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # not every socket is TCP; a reset one refuses
@@ -82,14 +83,17 @@ class Connection:
                 return data
         return b""
 
-    def write(self, data: bytes) -> bool:
-        """Send all of `data`; False when the client is gone or takes no byte for `write_idle_s`."""
+    def write(self, data: bytes, *, last: bool = False) -> bool:
+        """Send all of `data`; False when the client is gone or takes no byte for `write_idle_s`.
+
+        After a write marked `last` every further one is dropped, so that nothing can follow a finished answer.
+        """
         with self._turn:
             while self._writing and not self._gone:
                 self._turn.wait(1.0)
-            if self._gone:
-                return False
-            self._writing = True
+            if self._gone or self._ended:
+                return not self._gone
+            self._writing, self._ended = True, last
             data, self._unsent = self._unsent + data, b""
         try:
             self._send_all(data)
@@ -101,7 +105,7 @@ class Connection:
         """Send `data` without waiting.  What the socket does not take now goes ahead of the next write; while a write
         is under way or something is still unsent, `data` is dropped.  False when the client is gone."""
         with self._turn:
-            if self._writing or self._gone:
+            if self._writing or self._gone or self._ended:
                 return not self._gone
             self._writing = True
             data, self._unsent = self._unsent or data, b""
@@ -124,7 +128,7 @@ class Connection:
         return self._gone
 
     def sending_side_closed(self) -> bool:
-        """Whether the client has sent its FIN: it half-closed, or it closed and does not know yet that we still talk."""
+        """Whether the client has sent its FIN: it half-closed, or it closed and has not heard yet that we go on."""
         return bool(self._poll(_PEER_FIN, 0.0) & _PEER_FIN)
 
     def abort(self) -> None:
@@ -147,7 +151,7 @@ class Connection:
 
     def _say_goodbye(self) -> None:
         if self._unsent:
-            self.write(b"")
+            self._send_all(self._unsent)
         if isinstance(self._sock, ssl.SSLSocket):
             with contextlib.suppress(*_RETRY):
                 self._sock.unwrap()

@@ -125,7 +125,7 @@ def parse_request_line(line: bytes) -> tuple[str, str, tuple[int, int]]:
 
 
 def parse_field(line: bytes) -> tuple[str, str]:
-    """(name, value) of one header line.  Raises HttpError (400): folding, blank before the colon, control characters."""
+    """(name, value) of one header line.  Raises HttpError (400): fold, blank before the colon, control bytes."""
     if line[:1] in (b" ", b"\t"):
         raise bad_http("a header line is folded")
     name, colon, value = line.partition(b":")
@@ -191,7 +191,8 @@ def body_length(headers: Headers, version: tuple[int, int]) -> int | None:
     if codings:
         if lengths:
             raise bad_http("both Content-Length and Transfer-Encoding")
-        return _check_chunked(",".join(codings), version)
+        _check_chunked(",".join(codings), version)
+        return None
     if not lengths:
         return 0
     if len(lengths) > 1 or not (lengths[0].isascii() and lengths[0].isdigit()):

@@ -8,8 +8,8 @@ What the rest of `serve/` codes against:
 
     def handler(request: Request, responder: Responder) -> None: ...
 
-    request.method .path .query (dict) .headers (case-insensitive .get(name)) .body (bytes) .json() -> dict (raises 400s)
-           .http_version .client .id .tail
+    request.method .path .query (dict) .headers (case-insensitive .get(name)) .body (bytes) .http_version .client .id
+           .tail .json() -> dict (raises 400s)
     responder.send_json(status, obj, headers={})         # one answer; silent when the client is gone
     responder.send_bytes(status, content_type, data, headers={})
     responder.begin_sse(headers={}) -> SseStream         # 200 text/event-stream, head goes out at once
@@ -19,18 +19,117 @@ What the rest of `serve/` codes against:
     stream.send(obj) .comment(text) .error(exc) .done()  # send raises Cancelled when the client is gone
 
 Rules for handlers
-- Raise a PantheonError for every refusal.  Before the first byte it becomes its status with the OpenAI error body (429 and
-  503 with Retry-After); after begin_sse() it becomes `data: {"error": …}`, `data: [DONE]` and a clean end.  Any
+- Raise a PantheonError for every refusal.  Before the first byte it becomes its status with the OpenAI error body (429
+  and 503 with Retry-After); after begin_sse() it becomes `data: {"error": …}`, `data: [DONE]` and a clean end.  Any
   other exception is a 500 without a trace of the traceback, which goes to the log.
 - Let `Cancelled` pass: it is logged as cancelled when the client is gone, and answered 503 `shutting_down` (or an error
   event with that code) when it was the server that stopped.
-- A handler that will stream calls begin_sse() before the first client_gone() / should_stop().  For an answer that has not
-  begun, client_gone() takes it to be JSON: once the client has closed its sending side, the only way to tell a
-  half-closed client (which must be answered) from one that is gone is to send it something.  So the head of a 200
-  JSON answer goes out early, followed by blanks, which JSON allows in front of a value; a client that is gone resets the
-  connection.  An error found after that still comes as the JSON error object, but under status 200, and headers given
-  to send_json() are lost.  Clients that keep their sending side open, which is nearly all, never see this.
+- A handler that will stream sets `responder.will_stream = True` or calls begin_sse() before the first client_gone() or
+  should_stop().  Once the client has closed its sending side, the only way to tell a half-closed client (which must be
+  answered) from one that is gone is to send it something.  For an answer that has not begun, that is the head of a 200
+  JSON answer followed by blanks, which JSON allows in front of a value (with will_stream: the head of an event stream
+  and a comment); a client that is gone resets the connection.  An error found after that still comes as the JSON error
+  object (the error event), but under status 200, and headers given to send_json() are lost.  Clients that keep their
+  sending side open, which is nearly all, never see this.
 - HEAD is served by the GET handler; the body is dropped here.  Every answer closes its connection (M031).
 
 Must not know models or chat requests.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pantheon import log, seams
+from pantheon.errors import Cancelled, PantheonError
+from pantheon.serve.http_errors import HttpError, shutting_down
+from pantheon.serve.http_request import Headers, Request
+from pantheon.serve.http_responder import Responder
+from pantheon.serve.sse import SseStream
+
+__all__ = [
+    "Handler",
+    "Headers",
+    "HttpError",
+    "Request",
+    "Responder",
+    "Router",
+    "SseStream",
+    "dispatch",
+    "shutting_down",
+]
+
+Handler = Callable[[Request, Responder], None]
+_LOG = log.logger("http")
+
+
+class Router:
+    """An exact-match table of (method, path) -> handler, with a few prefixes behind it [M027]."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[str, str], Handler] = {}
+        self._prefixes: dict[tuple[str, str], Handler] = {}
+        self.add("GET", "/", _root)
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Register a handler.  A path that ends in "/" (other than "/" itself) is a prefix that needs a tail.
+
+        Raises ValueError for a pair that is taken.
+        """
+        table = self._prefixes if path.endswith("/") and path != "/" else self._exact
+        if (method, path) in table:
+            raise ValueError(f"{method} {path} has a handler already")
+        table[method, path] = handler
+
+    def find(self, method: str, path: str) -> tuple[Handler, str]:
+        """(handler, tail).  Raises HttpError: 404 for an unknown path, 405 with `Allow` for a known one."""
+        choices = dict(self._candidates(path))
+        wanted = "GET" if method == "HEAD" and "HEAD" not in choices else method
+        if wanted in choices:
+            return choices[wanted]
+        if not choices:
+            raise HttpError(404, f"no such path: {path[:200]}", code="not_found")
+        allowed = sorted({*choices, "OPTIONS", *(["HEAD"] if "GET" in choices else [])})
+        message = f"{method[:40]} is not allowed on {path[:200]}; use {', '.join(choices)}"
+        raise HttpError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+
+    def _candidates(self, path: str) -> Iterator[tuple[str, tuple[Handler, str]]]:
+        # later pairs win in dict(): longer prefixes over shorter ones, exact paths over all
+        for (method, prefix), handler in sorted(self._prefixes.items(), key=lambda item: len(item[0][1])):
+            if path.startswith(prefix) and len(path) > len(prefix):
+                yield method, (handler, path[len(prefix) :])
+        for (method, exact), handler in self._exact.items():
+            if path == exact:
+                yield method, (handler, "")
+
+
+def _root(request: Request, responder: Responder) -> None:
+    responder.send_json(200, {"service": "pantheon", "status": "ok"})
+
+
+def dispatch(router: Router, request: Request, responder: Responder) -> bool:
+    """Let the handler answer; whatever it raises becomes an answer too [M033, M034].
+
+    Returns False when the client was gone before its answer was complete.
+    """
+    try:
+        if responder.stopping():
+            raise shutting_down()
+        handler, tail = router.find(request.method, request.path)
+        seams.hit("handler")
+        handler(replace(request, tail=tail), responder)
+        responder.finish()
+    except Cancelled:
+        if responder.client_gone():
+            return False  # with nobody to tell
+        cancelled = HttpError(503, "the request was cancelled by the server", code="cancelled", retry_after=1)
+        responder.fail(shutting_down() if responder.stopping() else cancelled)
+    except PantheonError as fault:
+        responder.fail(fault)
+    except Exception:  # a fault of ours is answered too
+        _LOG.exception("handler failed %s", log.fields(method=request.method, path=request.path, id=request.id))
+        responder.fail(PantheonError("internal error; the server log has the details", code="internal_error"))
+    finally:
+        responder.release()
+    return responder.delivered

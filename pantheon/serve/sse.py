@@ -34,6 +34,7 @@ class SseStream:
         self._clock = clock
         self._last = clock.monotonic()
         self._closed = False
+        self.delivered = False  # whether the end has been handed to the socket
 
     @property
     def closed(self) -> bool:
@@ -62,9 +63,16 @@ class SseStream:
         if self._closed or now < due:
             return due
         self._last = now
-        text = self.heartbeat if isinstance(self.heartbeat, str) else self.heartbeat()
-        self._connection.try_write(self._frame(_comment(text)))
+        self._connection.try_write(self._frame(_comment(self._heartbeat_text())))
         return now + HEARTBEAT_S
+
+    def _heartbeat_text(self) -> str:
+        if isinstance(self.heartbeat, str):
+            return self.heartbeat
+        try:
+            return self.heartbeat()
+        except Exception:  # the text is decoration; one stream's fault must not silence the others
+            return "keep-alive"
 
     def probe(self) -> None:
         """A comment that makes a client that is gone reset the connection; does not wait."""
@@ -82,7 +90,7 @@ class SseStream:
         if self._closed:
             return
         self._closed = True
-        self._connection.write(self._frame(data) + (b"0\r\n\r\n" if self._chunked else b""))
+        self.delivered = self._connection.write(self._frame(data) + (b"0\r\n\r\n" if self._chunked else b""), last=True)
 
     def _frame(self, data: bytes) -> bytes:
         return b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data

@@ -1,0 +1,189 @@
+"""The one answer to a request: JSON, bytes or an event stream, and whether anybody still waits for it.
+
+States of an answer: NONE -> SENT; NONE -> EARLY (the head of a 200 is out) -> SENT or STREAM; NONE -> STREAM.
+Must not know routes.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from pantheon.errors import Cancelled, PantheonError
+from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.http_connection import Connection
+from pantheon.serve.http_json import dump_json
+from pantheon.serve.sse import Pulse, SseStream
+
+JSON_TYPE = "application/json"
+SSE_FIELDS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_NONE, _EARLY, _STREAM, _SENT = "none", "early", "stream", "sent"
+_PROBE_S = 0.3
+
+
+def head_bytes(status: int, headers: Mapping[str, str]) -> bytes:
+    """Status line and header fields up to the empty line.  Values are cut to one line of latin-1."""
+    try:
+        reason = HTTPStatus(status).phrase
+    except ValueError:
+        reason = "Client Closed Request" if status == 499 else "Unknown"
+    lines = [f"HTTP/1.1 {status} {reason}"]
+    all_headers = {**headers, "Date": email.utils.formatdate(usegmt=True), "Server": "pantheon", "Connection": "close"}
+    for name, value in all_headers.items():
+        lines.append(f"{name}: {''.join(c for c in value if c.isprintable())}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+
+def error_headers(fault: PantheonError) -> dict[str, str]:
+    """`Retry-After` (whole seconds, always on 429 and 503) and what the error itself asks for."""
+    headers = dict(getattr(fault, "headers", {}))
+    if fault.retry_after is None and fault.status in (429, 503):
+        fault.retry_after = 1.0
+    if fault.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after)))
+    return headers
+
+
+def error_bytes(fault: PantheonError) -> bytes:
+    """A whole error answer, for a client whose request is not read."""
+    headers = error_headers(fault)
+    body = dump_json(fault.body())
+    return head_bytes(fault.status, {"Content-Type": JSON_TYPE, "Content-Length": str(len(body)), **headers}) + body
+
+
+class Responder:
+    """Answers one request, once.
+
+    `headers` go on whatever the answer will be (CORS, X-Request-Id).  A handler sets `will_stream` when the answer
+    will be an event stream, so that a head that must go out early is that of a stream.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        stopping: threading.Event | None = None,
+        pulse: Pulse | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.headers: dict[str, str] = {}
+        self.http_version = (1, 1)
+        self.head_only = False
+        self.will_stream = False
+        self.delivered = True
+        self.status: int | None = None
+        self._connection = connection
+        self._stopping = stopping or threading.Event()
+        self._pulse = pulse or Pulse(clock)
+        self._clock = clock
+        self._state = _NONE
+        self._stream: SseStream | None = None
+        self._head = b""
+        self._last_probe = -math.inf
+
+    @property
+    def finished(self) -> bool:
+        """Whether the whole answer has been handed to the socket; `delivered` says whether the socket took it."""
+        return self._state == _SENT or (self._stream is not None and self._stream.closed)
+
+    def send_json(self, status: int, obj: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with JSON.  Does nothing when the client is gone.  Raises RuntimeError for a second answer."""
+        self.send_bytes(status, JSON_TYPE, dump_json(obj), headers)
+
+    def send_bytes(self, status: int, content_type: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with any body.  After an early JSON head, status and headers are already settled."""
+        if self._state in (_SENT, _STREAM):
+            raise RuntimeError("a second answer to one request")
+        if self._state == _EARLY:
+            out = self._frame(data) + (b"0\r\n\r\n" if self._chunked else b"")
+        else:
+            self.status = status
+            fields = {"Content-Type": content_type, "Content-Length": str(len(data)), **self.headers, **(headers or {})}
+            out = head_bytes(status, fields) + (b"" if self.head_only else data)
+        self._state = _SENT
+        self.delivered = self._connection.write(out, last=True)
+
+    def begin_sse(self, headers: Mapping[str, str] | None = None) -> SseStream:
+        """Send the head of an event stream at once.  Raises Cancelled when the client is gone."""
+        if self._state in (_SENT, _STREAM):
+            raise RuntimeError("a second answer to one request")
+        if self._state == _NONE:
+            self._begin(SSE_FIELDS, headers)
+            if not self._connection.write(self._head):
+                raise Cancelled("the client is gone")
+        self._state = _STREAM
+        self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
+        self._pulse.add(self._stream)
+        return self._stream
+
+    def client_gone(self) -> bool:
+        """Whether nobody waits for the answer any more.  Two system calls; see routes.py for the early JSON head."""
+        if self._connection.gone():
+            return True
+        if self.head_only or self.finished or not self._connection.sending_side_closed():
+            return False
+        now = time.monotonic()
+        if now - self._last_probe < _PROBE_S:
+            return False
+        self._last_probe = now
+        self._probe()
+        return self._connection.gone()
+
+    def stopping(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._stopping.is_set()
+
+    def should_stop(self) -> bool:
+        """Whether work for this answer should end: nobody waits, or the server stops."""
+        return self.stopping() or self.client_gone()
+
+    def fail(self, fault: PantheonError) -> None:
+        """Answer with an error in the form that the state of the answer still allows."""
+        if self._state == _EARLY and self.will_stream:
+            self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
+        if self._stream is not None:
+            self._stream.error(fault)
+        elif self._state != _SENT:
+            self.send_json(fault.status, fault.body(), error_headers(fault))
+
+    def finish(self) -> None:
+        """Called when the handler is done: ends a stream it left open.  Raises RuntimeError when it never answered."""
+        if self._stream is not None:
+            self._stream.done()
+        elif self._state != _SENT:
+            raise RuntimeError("the handler gave no answer")
+
+    def release(self) -> None:
+        """Stop the keep-alive of a stream, if there is one."""
+        if self._stream is not None:
+            self._pulse.remove(self._stream)
+            self.delivered = self._stream.delivered
+
+    def _begin(self, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> None:
+        """Settle status 200 and the framing of an answer whose length is not known."""
+        self.status = 200
+        framing = {"Transfer-Encoding": "chunked"} if self._chunked else {}
+        self._head = head_bytes(200, {**fields, **framing, **self.headers, **(headers or {})})
+
+    def _probe(self) -> None:
+        """Send what the client will ignore; a client that is gone answers it with a reset."""
+        if self._stream is not None:
+            return self._stream.probe()
+        filler = self._frame(b":\n\n" if self.will_stream else b" ")
+        if self._state == _NONE:
+            self._state = _EARLY
+            self._begin(SSE_FIELDS if self.will_stream else {"Content-Type": JSON_TYPE})
+            filler = self._head + filler
+        self._connection.try_write(filler)
+
+    @property
+    def _chunked(self) -> bool:
+        return self.http_version >= (1, 1)
+
+    def _frame(self, data: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
