@@ -6,10 +6,12 @@ once per tokenizer; compiled grammars are kept and copied, since agents send the
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +20,13 @@ from numpy.typing import NDArray
 from pantheon.engine import constraint_grammar as grammars
 from pantheon.errors import BadRequest, PantheonError
 
-try:
-    import llguidance
-except ImportError:  # an odd platform without a wheel: everything else still works
-    llguidance = None
-
 if TYPE_CHECKING:
     from pantheon.text.tokenizer import Tokenizer
+
+llguidance: Any = None
+# on an odd platform without a wheel everything else still works
+with contextlib.suppress(ImportError):
+    llguidance = import_module("llguidance")
 
 _KEPT_GRAMMARS = 32
 

@@ -23,21 +23,19 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pantheon import seams
-from pantheon.accel.executor import Columns, Progress
+from pantheon.accel.executor import Columns, Progress, RunnerState
+from pantheon.engine.model import Model
 from pantheon.errors import PantheonError
 from pantheon.plan.builder import Plan, PlanBuilder
 from pantheon.plan.state_spec import KVType, StateSpec
 from pantheon.text.chat_template import CHATML, ChatTemplate
 from pantheon.text.tokenizer import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from pantheon.engine.model import Model
 
 #: Marks a path as a script.
 PREFIX = "script:"
@@ -109,8 +107,6 @@ def scripted_model(spec: Mapping[str, Any], *, clock: seams.Clock = seams.SYSTEM
 
 
 def _build(script: Script, clock: seams.Clock = seams.SYSTEM_CLOCK) -> Model:
-    from pantheon.engine.model import Model
-
     tokenizer, ids, filler = script_tokens(script)
     if script.eog:
         assert tokenizer.eos_id is not None
@@ -150,7 +146,8 @@ def script_tokens(script: Script) -> tuple[Tokenizer, list[int], int]:
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": [],
+        # a list of merges must not be empty: bytes C0 C1 never stand in UTF-8, so that text stays one token a byte
+        "tokenizer.ggml.merges": [f"{_ALPHABET[0xC0]} {_ALPHABET[0xC1]}"],
         "tokenizer.ggml.eos_token_id": ids[b"<|im_end|>"],
         "tokenizer.ggml.add_bos_token": False,
     }
@@ -225,11 +222,12 @@ class ScriptedRunner:
         """A state for n_slots conversations, each at the beginning of the script."""
         return ScriptedState(n_slots, n_ctx)
 
-    def forward(self, state: ScriptedState, columns: Columns) -> NDArray[np.float32]:
+    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
         """float32 [n_wanted, n_vocab]: CERTAIN for the scripted token, 0 elsewhere.
 
         Sleeps as the script says; raises InjectedFailure at the decode step that fail_at names.
         """
+        assert isinstance(state, ScriptedState)
         columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
         self._pass_time(state, columns)
         logits = np.zeros((len(columns.wanted), self.plan.n_vocab), np.float32)
