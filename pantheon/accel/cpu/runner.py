@@ -1,0 +1,189 @@
+"""A plan with packed weights on the CPU, and the states that it runs on.  Numba is imported by the first forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon.accel.cpu import fields as at
+from pantheon.accel.cpu.arena import Arena, address, round_up
+from pantheon.accel.cpu.layouts import ACT_BYTES
+from pantheon.accel.cpu.pack import Packed
+from pantheon.accel.cpu.table import Builder, Memory, encode, kv_units, stride
+from pantheon.accel.executor import Columns, Progress, RunnerState
+from pantheon.plan.buffers import Matrix, Vector
+from pantheon.plan.builder import Plan
+from pantheon.plan.ops import Attend, MatMul
+from pantheon.plan.state_spec import KVType
+
+#: the most columns of one forward
+MAX_COLUMNS = 256
+#: positions are reserved in steps of the attention's block
+_ROWS = 64
+#: a slot that used more than this is unmapped when it is reset
+_DROP_BYTES = 1 << 20
+
+Tables = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Packed matrices and float vectors, all in one arena."""
+
+    arena: Arena
+    matrices: dict[Matrix, Packed]
+    vectors: dict[Vector, int]
+
+
+class CpuState:
+    """KV rows of n_slots conversations; memory is reserved, and costs pages only as positions are written."""
+
+    def __init__(self, n_slots: int, n_ctx: int, unit_bytes: int) -> None:
+        if n_slots < 1 or n_ctx < 1:
+            raise ValueError("a state needs at least one slot and one position")
+        self.n_slots, self.n_ctx = n_slots, n_ctx
+        self.rows = round_up(n_ctx, _ROWS)
+        self.slot_bytes = round_up(self.rows * unit_bytes, 4096)
+        self._unit_bytes = unit_bytes
+        self._arena = Arena(max(4096, n_slots * self.slot_bytes))
+        self.address = self._arena.address
+        self._used = np.zeros(n_slots, np.int64)
+
+    def note(self, columns: Columns) -> None:
+        """Remember how far each slot was written."""
+        np.maximum.at(self._used, columns.slots, columns.positions + 1)
+
+    def reset(self, slot: int) -> None:
+        """Forget a conversation.  Reads are bounded by position, so old rows can not be seen; large ones are freed."""
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"slot out of range 0..{self.n_slots - 1}")
+        if self._used[slot] * self._unit_bytes > _DROP_BYTES:
+            self._arena.drop(slot * self.slot_bytes, self.slot_bytes)
+        self._used[slot] = 0
+
+    def nbytes(self) -> int:
+        """Bytes reserved for this state."""
+        return self.n_slots * self.slot_bytes
+
+
+class CpuRunner:
+    """Forwards of one plan; one at a time, from any Python thread."""
+
+    def __init__(
+        self, plan: Plan, weights: Weights, tables: Tables, *, n_ctx: int, kv_type: KVType, threads: int
+    ) -> None:
+        self.plan, self.kv_type, self.n_ctx, self.threads = plan, kv_type, n_ctx, threads
+        self.max_columns = MAX_COLUMNS
+        self._weights, self._tables = weights, tables
+        self._unit_bytes = kv_units(plan, kv_type)[-1][0]
+        self._scratch = Arena(self._scratch_bytes())
+        self._memory = self._place()
+        self._ctx = self._context()
+        # every shape is checked here; kernel addresses are filled in by warm_up
+        self._phases = Builder(plan, self._memory, kv_type, (1, 2, 4, 8)).phases
+        self._team: object | None = None
+        self._closed = False
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+    def _act_bytes(self) -> int:
+        widths = [op.x.width for op in self.plan.ops() if isinstance(op, MatMul)]
+        return round_up(max(widths, default=32), 32) // 32 * ACT_BYTES * MAX_COLUMNS
+
+    def _thread_bytes(self) -> int:
+        dims = [op.head_dim for op in self.plan.ops() if isinstance(op, Attend)]
+        dims += [spec.k_dim for spec in self.plan.state.kv]
+        return round_up(32 * round_up(max(dims, default=16), 16) + 4096, 4096)
+
+    def _scratch_bytes(self) -> int:
+        widest = max(b.width for b in self.plan.buffers)
+        rows = sum(stride(b.width) for b in self.plan.buffers) + stride(widest)
+        spare = 4096 * (len(self.plan.buffers) + 16)
+        return rows * MAX_COLUMNS + self._act_bytes() + self.threads * self._thread_bytes() + spare
+
+    def _place(self) -> Memory:
+        take = self._scratch.take
+        buffers = [take(MAX_COLUMNS * stride(b.width)) for b in self.plan.buffers]
+        logits = buffers[self.plan.logits.index].view(np.float32)
+        self._logits = logits.reshape(MAX_COLUMNS, -1)[:, : self.plan.n_vocab]
+        staging = take(MAX_COLUMNS * stride(max(b.width for b in self.plan.buffers)))
+        return Memory(
+            self._weights.matrices,
+            self._weights.vectors,
+            tuple(address(b) for b in buffers),
+            tuple(stride(b.width) for b in self.plan.buffers),
+            address(staging),
+            tuple((address(cos), address(sin)) for cos, sin in self._tables),
+        )
+
+    def _context(self) -> NDArray[np.int64]:
+        ctx = self._scratch.take(8 * at.CONTEXT_WORDS).view(np.int64)
+        self._columns = [self._scratch.take(4 * MAX_COLUMNS).view(np.int32) for _ in range(4)]
+        for offset, array in zip((at.C_TOKENS, at.C_SLOTS, at.C_POSITIONS, at.C_WANTS), self._columns, strict=True):
+            ctx[offset // 8] = address(array)
+        ctx[at.C_ACT // 8] = address(self._scratch.take(self._act_bytes()))
+        ctx[at.C_SCRATCH // 8] = address(self._scratch.take(self.threads * self._thread_bytes(), 4096))
+        ctx[at.C_SCRATCH_BYTES // 8] = self._thread_bytes()
+        ctx[at.C_THREADS // 8] = self.threads
+        return ctx
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part; scratch is what is reserved, pages are taken as columns use them."""
+        tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables)
+        return {"weights": self._weights.arena.used, "scratch": self._scratch.capacity, "tables": tables}
+
+    # --- running --------------------------------------------------------------------------------------------------
+    def new_state(self, n_slots: int, n_ctx: int) -> CpuState:
+        """Raises ValueError when n_ctx is beyond what was loaded for."""
+        if n_ctx > self.n_ctx:
+            raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
+        return CpuState(n_slots, n_ctx, self._unit_bytes)
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""
+        if self._team is not None or self._closed:
+            return
+        from pantheon.accel.cpu import kernels
+
+        widths = kernels.tile_widths()
+        self._ctx[at.C_MAX_TILE // 8] = len(widths) - 1
+        for phase in self._phases:
+            for row in phase.rows:
+                row.keys = row.keys[: len(widths)]
+        keys = list(dict.fromkeys(key for p in self._phases for row in p.rows for key in row.keys))
+        for i, key in enumerate(keys):
+            kernels.resolve(key)
+            if progress is not None:
+                progress("kernels", i + 1, len(keys))
+        program, ops = encode(self._phases, kernels.resolve)
+        keep = [self._weights, self._tables, self._scratch]
+        self._team = kernels.Team(program, ops, self._ctx, self.threads, keep)
+
+    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """See `accel.executor.Runner`.  Raises ValueError for columns that are out of range."""
+        if self._closed:
+            raise RuntimeError("the runner is closed")
+        if not isinstance(state, CpuState) or state.n_ctx > self.n_ctx or state._unit_bytes != self._unit_bytes:
+            raise ValueError("the state belongs to another runner")
+        n, m = len(columns.tokens), len(columns.wanted)
+        if n > MAX_COLUMNS or m > MAX_COLUMNS:
+            raise ValueError(f"a forward takes at most {MAX_COLUMNS} columns")
+        columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
+        self.warm_up()
+        state.note(columns)
+        given = columns.tokens, columns.slots, columns.positions, columns.wanted
+        for to, values in zip(self._columns, given, strict=True):
+            to[: len(values)] = values
+        ctx = self._ctx
+        ctx[at.C_COLUMNS // 8], ctx[at.C_WANTED // 8] = n, m
+        ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8], ctx[at.C_ROWS // 8] = state.address, state.slot_bytes, state.rows
+        self._team.run()  # type: ignore[union-attr]
+        return self._logits[:m]
+
+    def close(self) -> None:
+        """Dismiss the threads and let go of the memory; idempotent.  A forward that still runs keeps its memory."""
+        self._closed = True
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()  # type: ignore[attr-defined]

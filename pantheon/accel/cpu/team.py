@@ -1,0 +1,250 @@
+"""The thread team: members enter one function without the GIL and stay; a job walks the op table together.
+
+A program is a list of phases; a phase is a list of ops whose work is cut in chunks.  Threads claim chunks, so a
+descheduled thread delays only the chunk that it holds, and a phase is complete when all its chunks are, whoever did
+them.  Waiting spins briefly, then sleeps on a futex.  Knows no ops: they are addresses with cache.OP_SIGNATURE.
+
+Why late threads are harmless: a job ends when its phases are complete, not when every member went home.  A member
+that was descheduled meanwhile wakes with an old epoch; `submit` has reset every phase to the new epoch BEFORE it
+wrote anything else of the new job, so whatever values that member reads, its claims fail.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+from numba import boolean, int32, int64, void
+from numpy.typing import NDArray
+
+from pantheon.accel.cpu import cache
+from pantheon.accel.cpu.arena import Arena, address
+from pantheon.accel.cpu.fields import (
+    C_COLUMNS, C_THREADS, C_WANTED, OP_BYTES, P_CHUNKS, P_COLUMNS, P_DONE, P_NEXT, P_PARTS, P_SPAN, P_TILE,
+    PHASE_BYTES, PROGRAM_BYTES, R_FIRST_OP, R_GROUPS, R_HEAD, R_HEADS, R_KIND, R_OPS, R_SPLIT, ATTEND, COLUMNS,
+    C_MAX_TILE, O_FIRST_GROUP, O_FN, O_GROUPS,
+)  # fmt: skip
+from pantheon.accel.cpu.sync import (
+    atomic_add, atomic_cas, atomic_load, atomic_store, futex_wait, futex_wake, pause,
+)  # fmt: skip
+from pantheon.accel.cpu.vec import call_op, ld_i64, st_i64
+
+# Control block, a cache line each: the epoch (bumping it starts a job), the number of sleepers, the stop word, and
+# a timespec, the longest sleep: a bound on what a lost wake-up could cost.
+SLEEPERS, STOP, TIMEOUT, CONTROL_BYTES = 64, 128, 192, 256
+_SLEEP_NS = 50_000_000
+_SPIN = 1500  # pauses between phases: some 30 us on current x86
+_SPIN_IDLE = 4000  # between jobs: covers the sampling of a token
+
+
+@cache.jit
+def claim(phase, epoch, chunks):  # type: ignore[no-untyped-def]
+    """The next chunk to do; -1: all are taken; -2: this thread came late and the job is over."""
+    while True:
+        v = atomic_load(phase + P_NEXT)
+        if v >> 32 != epoch:
+            return -2
+        i = v & 0xFFFFFFFF
+        if i >= chunks:
+            return -1
+        if atomic_cas(phase + P_NEXT, v, v + 1):
+            return i
+
+
+@cache.jit
+def finish(phase, chunks, control):  # type: ignore[no-untyped-def]
+    """Count one chunk as done; the last one wakes whoever sleeps on the phase."""
+    done = (atomic_add(phase + P_DONE, 1) + 1) & 0xFFFFFFFF
+    if done == chunks and atomic_load(control + SLEEPERS) != 0:
+        futex_wake(phase + P_DONE)
+
+
+@cache.jit
+def completed(phase, epoch, chunks, control):  # type: ignore[no-untyped-def]
+    """Wait for the whole phase; False when the job is over."""
+    n = 0
+    while True:
+        v = atomic_load(phase + P_DONE)
+        if v >> 32 != epoch:
+            return False
+        if v & 0xFFFFFFFF >= chunks:
+            return True
+        n += 1
+        if n < _SPIN:
+            pause()
+        else:  # the sleeper counts itself BEFORE it looks again
+            atomic_add(control + SLEEPERS, 1)
+            if atomic_load(phase + P_DONE) == v:
+                futex_wait(phase + P_DONE, int32(v & 0xFFFFFFFF), control + TIMEOUT)
+            atomic_add(control + SLEEPERS, -1)
+
+
+@cache.jit
+def run_chunk(row, ops, ctx, thread, chunk, phase):  # type: ignore[no-untyped-def]
+    """One chunk of a phase: columns (or parts of them), row groups of matrices, or pieces of attention."""
+    first = ops + ld_i64(row + R_FIRST_OP) * OP_BYTES
+    n = ld_i64(row + R_OPS)
+    kind = ld_i64(row + R_KIND)
+    if kind == COLUMNS:
+        parts = ld_i64(phase + P_PARTS)
+        for i in range(n):
+            op = first + i * OP_BYTES
+            call_op(ld_i64(op + O_FN), op, ctx, thread, chunk // parts, chunk % parts, phase)
+    elif kind == ATTEND:
+        call_op(ld_i64(first + O_FN), first, ctx, thread, chunk, 0, phase)
+    else:
+        groups, chunks = ld_i64(row + R_GROUPS), ld_i64(phase + P_CHUNKS)
+        g0, g1 = groups * chunk // chunks, groups * (chunk + 1) // chunks
+        tile = ld_i64(phase + P_TILE)
+        for i in range(n):
+            op = first + i * OP_BYTES
+            base = ld_i64(op + O_FIRST_GROUP)
+            lo, hi = max(g0, base), min(g1, base + ld_i64(op + O_GROUPS))
+            if lo < hi:
+                call_op(ld_i64(op + O_FN + 8 * tile), op, ctx, thread, lo - base, hi - base, phase)
+
+
+@cache.jit
+def walk(epoch, control, rows, n_phases, phases, ops, ctx, thread):  # type: ignore[no-untyped-def]
+    """Take part in a job; returns early when it was over before this thread got to it."""
+    for i in range(n_phases):
+        phase = phases + i * PHASE_BYTES
+        row = rows + i * PROGRAM_BYTES
+        chunks = atomic_load(phase + P_CHUNKS)
+        while True:
+            c = claim(phase, epoch, chunks)
+            if c < 0:
+                break
+            run_chunk(row, ops, ctx, thread, c, phase)
+            finish(phase, chunks, control)
+        if c == -2 or not completed(phase, epoch, chunks, control):
+            return
+
+
+@cache.jit
+def cut(row, phase, ctx):  # type: ignore[no-untyped-def]
+    """Decide how a phase is cut for this job.  The cut never changes a number, only who computes it."""
+    threads = ld_i64(ctx + C_THREADS)
+    columns = ld_i64(ctx + (C_WANTED if ld_i64(row + R_HEAD) else C_COLUMNS))
+    tile = 0
+    while (1 << tile) < columns and tile < ld_i64(ctx + C_MAX_TILE):
+        tile += 1
+    kind, parts, span, chunks = ld_i64(row + R_KIND), 1, 1, 0
+    if columns > 0:
+        if kind == COLUMNS:
+            if ld_i64(row + R_SPLIT) and columns < 2 * threads:
+                parts = threads
+            chunks = columns * parts
+        elif kind == ATTEND:
+            heads = ld_i64(row + R_HEADS)
+            if columns * heads < 4 * threads:
+                parts = ld_i64(row + R_SPLIT)
+            elif columns >= 4 * threads:
+                span = 4
+            chunks = (columns + span - 1) // span * heads * parts
+        else:
+            chunks = min(ld_i64(row + R_GROUPS), 4 * threads if threads > 1 else 1)
+    st_i64(phase + P_COLUMNS, columns)
+    st_i64(phase + P_TILE, tile)
+    st_i64(phase + P_PARTS, parts)
+    st_i64(phase + P_SPAN, span)
+    atomic_store(phase + P_CHUNKS, chunks)
+
+
+_ADDRESSES = (int64,) * 6
+
+
+@cache.entry(boolean(*_ADDRESSES))
+def submit(control, rows, n_phases, phases, ops, ctx):  # type: ignore[no-untyped-def]
+    """Run one job; the caller is thread 0 and returns when the job is complete."""
+    epoch = (atomic_load(control) + 1) & 0x7FFFFFFF
+    for i in range(n_phases):  # done before next: nobody can claim in between
+        atomic_store(phases + PHASE_BYTES * i + P_DONE, epoch << 32)
+        atomic_store(phases + PHASE_BYTES * i + P_NEXT, epoch << 32)
+    for i in range(n_phases):
+        cut(rows + PROGRAM_BYTES * i, phases + PHASE_BYTES * i, ctx)
+    atomic_store(control, epoch)
+    if atomic_add(control + SLEEPERS, 0) != 0:  # an add of 0 as a load behind a full fence
+        futex_wake(control)
+    walk(epoch, control, rows, n_phases, phases, ops, ctx, 0)
+    return True
+
+
+@cache.entry(void(*_ADDRESSES, int64))
+def member(control, rows, n_phases, phases, ops, ctx, thread):  # type: ignore[no-untyped-def]
+    """A team thread: entered once, left when the stop word is set."""
+    epoch = int64(0)
+    while True:
+        n = 0
+        while True:
+            v = atomic_load(control)
+            if atomic_load(control + STOP) != 0:
+                return
+            if v != epoch:
+                break
+            n += 1
+            if n < _SPIN_IDLE:
+                pause()
+            else:
+                atomic_add(control + SLEEPERS, 1)
+                if atomic_load(control) == epoch and atomic_load(control + STOP) == 0:
+                    futex_wait(control, int32(epoch), control + TIMEOUT)
+                atomic_add(control + SLEEPERS, -1)
+        epoch = v
+        walk(epoch, control, rows, n_phases, phases, ops, ctx, thread)
+
+
+@cache.entry(void(int64))
+def dismiss(control):  # type: ignore[no-untyped-def]
+    """Tell the members to leave once they are idle."""
+    atomic_store(control + STOP, 1)
+    futex_wake(control)
+
+
+def _shut(control: NDArray[np.uint8], threads: list[threading.Thread], keep: list[Any]) -> None:
+    dismiss(address(control))
+    for t in threads:
+        t.join(timeout=5.0)
+    if any(t.is_alive() for t in threads):  # never unmap what a thread may still read: leak it
+        _leaked.append((control, keep))
+
+
+_leaked: list[Any] = []
+
+
+class Team:
+    """`threads` members, the caller being one; one caller at a time.
+
+    rows: int64 [n_phases, PROGRAM], ops: int64 [n_ops, OP], ctx: the context block (see `fields`); all kept alive
+    here, with `keep`, until the last member has left.
+    """
+
+    def __init__(
+        self, rows: NDArray[np.int64], ops: NDArray[np.int64], ctx: NDArray[np.int64], threads: int, keep: list[Any]
+    ) -> None:
+        n = len(rows)
+        self._arena = Arena(CONTROL_BYTES + PHASE_BYTES * max(1, n) + 4096)
+        control = self._arena.take(CONTROL_BYTES)
+        control[TIMEOUT : TIMEOUT + 16].view(np.int64)[:] = 0, _SLEEP_NS
+        phases = self._arena.take(PHASE_BYTES * max(1, n))
+        self._args = (address(control), address(rows), n, address(phases), address(ops), address(ctx))
+        self._threads = [
+            threading.Thread(target=member, args=(*self._args, i), name=f"pantheon-cpu-{i}", daemon=True)
+            for i in range(1, threads)
+        ]
+        # a running job's frame reaches the memory through the team: closing never unmaps it under the kernels
+        held = self._held = [*keep, rows, ops, ctx, self._arena]
+        # also runs at interpreter exit, so that no member outlives the memory that it reads
+        self._close = weakref.finalize(self, _shut, control, self._threads, held)
+        for t in self._threads:
+            t.start()
+
+    def run(self) -> None:
+        """Run the job that the context block describes."""
+        submit(*self._args)
+
+    def close(self) -> None:
+        """Dismiss the members; idempotent."""
+        self._close()
