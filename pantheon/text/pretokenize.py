@@ -18,7 +18,7 @@ _SLICE = 16_384  # characters handed to one call of the regex module, which hold
 
 # Places where every supported pattern ends a piece whatever stands left or right, so that slices change nothing:
 # between a letter and " letter", after the line end of "x\ny", between a Han or kana letter and a full stop or comma.
-_CUT = regex.compile(r"[A-Za-z](?= [A-Za-z])|[^\s]\n(?=\S)|[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa](?=[。，、])")
+_CUT = regex.compile(r"[A-Za-z](?= [A-Za-z])|[^\s]\n(?=\S)|[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa](?=[\u3002\uff0c\u3001])")
 
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,8 +49,16 @@ _DEEPSEEK3 = (
 )
 _SPARK = rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
 _CASED_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼ"
-    "ℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
 
 
@@ -67,13 +75,19 @@ def _gaps(pattern: str) -> tuple[str, str]:
 _DIGIT = (r"\p{N}", r"\P{N}+")
 _DIGITS3 = (r"\p{N}{1,3}", r"\P{N}+")
 _LINE_END = (r"[\r\n]", r"[^\r\n]+")
-_CJK = _run("一-龥぀-ゟ゠-ヿ")
-_HAN_HANGUL = _run("一-龥ࠀ-一가-퟿")
+_CJK = _run(r"\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff")
+# U+0800 to U+9FA5 without its white space, which llama.cpp never takes for a letter.
+_HAN_HANGUL = _run(
+    r"\u0800-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\u9fa5\uac00-\ud7ff"
+)
 _PUNCT_RUN = r"\p{P}\$\+<=>\^~\|"
 _THREE = _gaps("[0-9]{3}")
 _LINES = (r"[^\n]+", r"\n+")
-_WESTERN = (r" ?[^(\s|.,!?…。，、।۔،)]+", r"[(\s|.,!?…。，、।۔،)]+")
-_YOUTU = _gaps("(?:[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+)")
+_WESTERN = _gaps(r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+")
+_YOUTU = _gaps(
+    r"(?:[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+)"
+)
 _JAIS2_SPACE = "|".join([*(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)), r"\s{1,2}(?!\S)", r"\s"])
 
 Stage = tuple[str, ...]
@@ -106,7 +120,7 @@ _TABLE: tuple[tuple[str, tuple[Stage, ...]], ...] = (
         (
             _LINE_END,
             _gaps(rf"\s?[{_CASED_LETTERS}]+"),
-            _gaps(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+            _gaps(r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+"),
             (r"\s+\Z", r"[\s\S]*\S"),  # white space at the end of a piece
             _HAN_HANGUL,
             (r"\p{N}+", r"\P{N}+"),
