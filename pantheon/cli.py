@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _take_rest(parser, args, rest)
         settings.check_all()
-        seams.arm_from_settings()
+        _arm_seams()
         if args.command == "serve":
             return int(import_module("pantheon.serve.command").run_serve(args))
         log.setup("warning")
@@ -68,6 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as fault:
         _say_internal(fault, debug)
     return 1
+
+
+def _arm_seams() -> None:
+    try:
+        seams.arm_from_settings()
+    except ValueError as fault:
+        raise settings.SettingError(f"PN_FAIL_AT: {fault}", param="PN_FAIL_AT") from None
 
 
 def _take_rest(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: list[str]) -> None:

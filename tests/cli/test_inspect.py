@@ -1,0 +1,91 @@
+"""`pantheon inspect`: metadata, tensors, plan, memory, tokenizer, template; and what will not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pantheon.cli import main
+from pantheon.commands.inspect import summarise
+from tests.cli.terminal import write_script
+from tests.golden_data import DATA, model_path
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    code = main(["inspect", *words, "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_the_report_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    path = model_path("tiny-llama.Q4_0")
+    code, report, err = inspect(capsys, str(path), "--ctx", "100", "--tensors")
+    assert code == 0 and err == "" and report["faults"] == []
+    assert report["metadata"]["general.architecture"] == "llama"
+    assert report["tensors"]["Q4_0"]["count"] >= 1
+    assert sum(t["bytes"] for t in report["tensors"].values()) == sum(t[3] for t in report["tensor_list"])
+    assert sum(t["bytes"] for t in report["tensors"].values()) < path.stat().st_size
+    memory = report["memory"]
+    assert memory["n_ctx"] == 100 and memory["kv_type"] == "f16"
+    assert memory["kv_bytes"] == 100 * memory["kv_per_token_bytes"]
+    parts = ("weights_bytes", "kv_bytes", "scratch_bytes")
+    assert memory["total_bytes"] == sum(memory[part] for part in parts)
+    assert report["tokenizer"]["n_vocab"] == report["plan"]["n_vocab"]
+    assert report["plan"]["ops"]["Attend"] == report["metadata"]["llama.block_count"]
+    assert "op_list" not in report["plan"]
+
+
+def test_the_kv_type_doubles_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(model_path("tiny-llama.F32"))
+    sizes = [inspect(capsys, path, "--kv-type", kv)[1]["memory"]["kv_per_token_bytes"] for kv in ("f16", "f32")]
+    assert sizes[1] == 2 * sizes[0] > 0
+    assert inspect(capsys, path)[1]["memory"]["kv_type"] == "f32"
+
+
+def test_the_text_report_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model_path("tiny-llama.Q8_0")), "--plan"]) == 0
+    out = capsys.readouterr().out
+    for heading in ("\nmetadata\n", "\ntensors\n", "\nplan\n", "\nmemory\n", "\ntokenizer\n", "\ntemplate\n"):
+        assert heading in out
+    assert "Attend " in out and "MatMul weight=blk.0." in out
+    assert max(map(len, out.splitlines())) < 400, "long arrays and texts are summarised"
+
+
+def test_a_scripted_model_has_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report, _ = inspect(capsys, write_script(tmp_path, "x"))
+    assert code == 0 and report["tokenizer"]["eos"][1] == "<|im_end|>"
+
+
+def test_an_unknown_architecture_says_why_and_still_prints_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = model_path("tiny-llama.Q4_0").read_bytes()
+    key = b"general.architecture"
+    at = data.index(key) + len(key) + 4
+    assert data[at + 8 : at + 13] == b"llama"
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(data[: at + 8] + b"lemma" + data[at + 13 :])
+    code, report, err = inspect(capsys, str(file))
+    assert code == 1 and "lemma" in err and err.startswith("pantheon: error: will not run: ")
+    assert report["metadata"]["general.architecture"] == "lemma" and report["tensors"]
+    assert report["tokenizer"]["n_vocab"] > 0 and "plan" not in report
+
+
+@pytest.mark.parametrize("file", sorted((DATA / "hostile").glob("*")), ids=lambda p: p.name)
+def test_hostile_files_are_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Never a traceback, always the file's name."""
+    assert main(["inspect", str(file)]) in (0, 1)
+    err = capsys.readouterr().err
+    assert "internal error" not in err and "Traceback" not in err
+    assert not err or file.name in err
+
+
+def test_long_values_are_summarised() -> None:
+    assert summarise(np.arange(1000, dtype=np.int32)) == {"length": 1000, "of": "int32", "first": list(range(8))}
+    assert summarise(["a"] * 9)["of"] == "str"
+    assert summarise([1, 2]) == [1, 2] and summarise([]) == [] and summarise(np.float32(0.5)) == 0.5
+    assert summarise("x" * 201).endswith("(201 characters)")
