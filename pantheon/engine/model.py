@@ -75,12 +75,12 @@ class Model:
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; control markers in it stay text unless parse_special."""
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return self.tokenizer.tokenize(text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of token ids; control tokens print nothing unless special."""
         self._check_ids(ids)
-        return self.tokenizer.decode(ids, special=special)
+        return self.tokenizer.detokenize(ids, special)
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
         """float32 [len(ids), n_vocab]: row p predicts token p + 1.  `chunk` columns a forward (default: as many as fit)."""

@@ -155,6 +155,14 @@ class Tokenizer:
                 data = re.sub(pattern, to, data)
         return data.decode("utf-8", "replace")
 
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """`encode`, as the Python API spells it."""
+        return self.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Iterable[int], special: bool = False) -> str:
+        """`decode`, as the Python API spells it."""
+        return self.decode(ids, special=special)
+
     def strips_first(self, special: bool) -> bool:
         """True when the first token of a sequence loses its leading space."""
         return self._space_prefix and not special
