@@ -116,9 +116,10 @@ class PantheonServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.config.host, self.port
 
-    def start(self) -> None:
+    def start(self, poll_interval: float = _POLL_S) -> None:
         """Serve on a thread of its own until `stop`."""
-        self._loop = threading.Thread(target=self.serve_forever, name="pantheon-accept", daemon=True)
+        args = (poll_interval,)
+        self._loop = threading.Thread(target=self.serve_forever, args=args, name="pantheon-accept", daemon=True)
         self._loop.start()
 
     def serve_forever(self, poll_interval: float = _POLL_S) -> None:

@@ -44,10 +44,10 @@ def connect(server: PantheonServer, timeout: float = 10.0) -> socket.socket:
 
 def read_all(sock: socket.socket) -> bytes:
     """Everything up to the server's FIN; a reset is a failure of the test."""
-    out = b""
-    while data := sock.recv(65536):
-        out += data
-    return out
+    pieces = []
+    while data := sock.recv(1 << 20):
+        pieces.append(data)
+    return b"".join(pieces)
 
 
 def read_until(sock: socket.socket, mark: bytes) -> bytes:
