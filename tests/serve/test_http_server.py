@@ -10,7 +10,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from pantheon.serve.http_connection import Timeouts
 from pantheon.serve.http_parser import Limits
 from pantheon.serve.http_server import HttpConfig, PantheonServer
 from pantheon.serve.routes import Request, Responder, Router
-from tests.serve.http_client import Answer, ask, connect, parse_answer, read_all, read_until, request
+from tests.serve.http_client import Answer, ask, connect, parse_answer, read_all, read_until, request, trusting
 
 CHAT = "/v1/chat/completions"
 TLS = Path(__file__).parents[1] / "data" / "tls"  # a key that opens nothing
@@ -63,10 +62,8 @@ def echo(request: Request, responder: Responder) -> None:
 
 
 def seen(request: Request, responder: Responder) -> None:
-    responder.send_json(
-        200,
-        {"query": request.query, "tail": request.tail, "client": request.client, "id": request.id, "m": request.method},
-    )
+    names = ("query", "tail", "client", "id", "method")
+    responder.send_json(200, {name: getattr(request, name) for name in names})
 
 
 @pytest.fixture
@@ -209,7 +206,7 @@ def test_a_request_cut_short_is_400(server: PantheonServer) -> None:
 
 
 def test_expect_is_answered_at_once(server: PantheonServer) -> None:
-    """B41a: 100 before the body; a final refusal instead where the body is not wanted; nothing when it is here already."""
+    """B41a: 100 before the body; a refusal where the body is not wanted, nothing when it is here already."""
     head = request("POST", CHAT, None, "Expect: 100-continue", f"Content-Length: {len(BODY)}")
     with connect(server) as sock:
         sock.sendall(head)
@@ -258,15 +255,14 @@ def test_head_is_get_without_a_body(server: PantheonServer) -> None:
 
 
 def test_prefix_routes_queries_and_absolute_targets(server: PantheonServer) -> None:
-    answer = ask(
-        server, request("GET", "http://localhost/v1/models/org%2Fmodel%20x/y?a=1&b=%C3%A9", host="evil.example")
-    )
+    target = "http://localhost/v1/models/org%2Fmodel%20x/y?a=1&b=%C3%A9"
+    answer = ask(server, request("GET", target, host="evil.example"))
     assert answer.json() == {
         "query": {"a": "1", "b": "é"},
         "tail": "org/model x/y",
         "client": "127.0.0.1",
         "id": answer.headers["x-request-id"],
-        "m": "GET",
+        "method": "GET",
     }
 
 
@@ -587,7 +583,7 @@ def test_tls(make: Make) -> None:
     """M019: answers, bodies bigger than a record, and a client that talks plain HTTP."""
     server = make(tls_cert=str(TLS / "localhost.pem"), tls_key=str(TLS / "localhost.key"))
     assert server.url == f"https://127.0.0.1:{server.port}"
-    context = ssl.create_default_context(cafile=str(TLS / "localhost.pem"))
+    context = trusting()
     big = json.dumps({"a": "x" * 3_000_000}).encode()
     for data in (POST, request("POST", CHAT, big), request("POST", CHAT, b'{"stream":true}')):
         with connect(server) as plain, context.wrap_socket(plain, server_hostname="localhost") as sock:
