@@ -1,9 +1,9 @@
 """Where the test data lives: tiny models, their reference outputs, and SmolLM2 when it is installed.
 
-`tests/data/golden/<stem>.json.gz` (made with llama.cpp and transformers): `prompts[j].ids`; `native` and `exact` blocks with
-`runs[j].argmax_all`, `top1_margin_all`, `greedy`, `positions[p]` (top-10 logits, lse; kept for the first three and the last
-prompt), `full_last_logits` (first and last prompt), and `nll`.  `exact` is the file run in float32; F32 files have only
-`native`, which is exact.  Use `exact_block` to pick the right one.
+`tests/data/golden/<stem>.json.gz` (made with llama.cpp and transformers): `prompts[j].ids`; `native` and `exact`
+blocks with `runs[j].argmax_all`, `top1_margin_all`, `greedy`, `positions[p]` (top-10 logits, lse; kept for the first
+three and the last prompt), `full_last_logits` (first and last prompt), and `nll`.  `exact` is the file run in float32;
+F32 files have only `native`, which is exact.  Use `exact_block` to pick the right one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 DATA = Path(__file__).resolve().parent / "data"
 SMOLLM2_STEM = "SmolLM2-135M-Instruct.Q4_1"
 
-LLAMA_STEMS = tuple(f"tiny-llama.{t}" for t in "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL".split())
-LLAMA_K_STEMS = tuple(f"tiny-llama-k.{t}" for t in "Q4_K_M Q2_K Q3_K IQ4_XS".split())
+LLAMA_STEMS = tuple(
+    f"tiny-llama.{t}" for t in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
+)
+LLAMA_K_STEMS = tuple(f"tiny-llama-k.{t}" for t in ("Q4_K_M", "Q2_K", "Q3_K", "IQ4_XS"))
 
 
 @lru_cache(maxsize=4)

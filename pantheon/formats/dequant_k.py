@@ -19,7 +19,7 @@ _PAIRS = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
 
 def two_bits(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """[n, 64] bytes -> [n, 2, 4, 32] two-bit codes: halves of 32 bytes, four shifts each."""
-    return (packed.reshape(-1, 2, 1, 32) >> _PAIRS) & 3
+    return (packed.reshape(-1, 2, 1, 32) >> _PAIRS) & np.uint8(3)
 
 
 def _scales_and_mins(packed: NDArray[np.uint8]) -> tuple[Values, Values]:
@@ -49,7 +49,7 @@ def q3_k(blocks: Blocks) -> Values:
     scales = (low | (high.reshape(-1, 16) << 4)).astype(np.float32) - np.float32(32)
     scale = half(blocks, 108) * scales
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    third = ((blocks[:, None, :32] >> shifts) & 1) << 2
+    third = ((blocks[:, None, :32] >> shifts) & np.uint8(1)) << np.uint8(2)
     codes = two_bits(blocks[:, 32:96]).reshape(-1, 16, 16) | third.reshape(-1, 16, 16)
     values = codes.astype(np.float32)
     values -= np.float32(4)
@@ -76,7 +76,7 @@ def q5_k(blocks: Blocks) -> Values:
     """f16 d, f16 dmin; 12 bytes of scales; 32 bytes of fifth bits (bit s for sub-block s); 128 bytes of codes."""
     codes = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    fifth = ((blocks[:, None, 16:48] >> shifts) & 1) << 4
+    fifth = ((blocks[:, None, 16:48] >> shifts) & np.uint8(1)) << np.uint8(4)
     return _scaled_by_32(blocks, codes | fifth)
 
 

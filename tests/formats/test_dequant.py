@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from pantheon.errors import PantheonError
 from pantheon.formats import quant
 
-GOLDEN_TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
+GOLDEN_TYPES = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
 PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 
