@@ -95,6 +95,15 @@ def _bias(b: Any, a: Any, n: int, column: int, offset: int, bits: int) -> Any:
     return b.shl(splat_ir(b, load(b, a, I32, offset * n + 4 * column)), iconst(bits))
 
 
+def _fence(b: Any, values: list[Any]) -> list[Any]:
+    """The same registers behind an empty asm: keeps LLVM from running column by column with all weights spilled."""
+    kinds = [v.type for v in values]
+    tied = ",".join(["=x"] * len(values) + [str(i) for i in range(len(values))] + ["~{memory}"])
+    shape = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    r = b.asm(shape, "", tied, values, side_effect=True)
+    return [b.extract_value(r, i) for i in range(len(values))]
+
+
 def _dots_vnni(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n: int, sums: int) -> list[Any]:
     bits = 7 if kind.signed else kind.bias_bits
     acc = [iconst(0)] * n
@@ -132,6 +141,9 @@ def _dots_avx2(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n:
                     y = llvm(b, "llvm.x86.avx2.psign.b", _BYTES, [x, words[h]]) if kind.signed else x
                     pair = llvm(b, "llvm.x86.avx2.pmadd.ub.sw", _SHORTS, [sizes[h], y])
                     short[c][h] = pair if short[c][h] is None else b.add(short[c][h], pair)
+            if n > 1:
+                flat = _fence(b, [v for pair in short for v in pair])
+                short = [flat[2 * c : 2 * c + 2] for c in range(n)]
         for c in range(n):
             for h in range(2):
                 wide = llvm(b, "llvm.x86.avx2.pmadd.wd", _HALF, [short[c][h], ones])
