@@ -6,9 +6,6 @@ merge would spell one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 from pantheon.text.merge import Find, merge
 from pantheon.text.pretokenize import IGNORE_MERGES, Pretokenizer
 from pantheon.text.vocab import Vocab
@@ -78,20 +75,18 @@ class RawBpe:
         self._pre = pre
         self._ids = {t: i for t, i in vocab.ids.items() if t not in forbidden}
         self._find = find_rank(vocab.merges, forbidden)
-        self._bridges = Bridges(re.findall(f"([^{_BLANK} ]) ?{_BLANK}", "\n".join(vocab.merges)))
+        self._bridges = Bridges(vocab.merges)
         self._whole_breaks = pre.name == "gemma4"
         self._cache = WordCache(self._word)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a fragment of valid text."""
         ids: list[int] = []
-        for words in self._lines(text.replace(" ", _BLANK)):
-            self._cache.extend(ids, words)
+        for words in self._pre.words(text.replace(" ", _BLANK)):
+            for line in words:
+                for part in self._bridges.words(line):
+                    self._cache.extend(ids, part)
         return ids
-
-    def _lines(self, text: str) -> Iterator[list[str]]:
-        for line in re.findall(r"[^\n]+|\n+", text):
-            yield from self._bridges.words(line)
 
     def _word(self, word: str) -> tuple[int, ...]:
         ids = self._ids
@@ -116,7 +111,7 @@ def find_rank(merges: list[str], forbidden: frozenset[str]) -> Find:
     ranks = rank_table(merges)
     get = ranks.get
 
-    def find(left: str, right: str) -> float | None:
+    def find(left: str, right: str) -> int | None:
         rank = get(f"{left} {right}")
         return None if rank is None or left + right in forbidden else rank
 

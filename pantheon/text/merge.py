@@ -1,6 +1,6 @@
 """Pair merging, the heart of both tokenizers: the best adjacent pair first, the leftmost of equals.
 
-`find(left, right)` gives the order of a pair (lower is better) or None when it does not merge.
+`find(left, right)` gives the order of a pair (a whole number >= 0, lower is better) or None when it does not merge.
 Knows nothing of bytes, scores or ids.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-Find = Callable[[str, str], float | None]
+Find = Callable[[str, str], int | None]
 
 _SHORT = 48  # symbols; below this the plain search beats the heap
 
@@ -40,31 +40,36 @@ def _merge_short(parts: list[str], find: Find) -> list[str]:
 
 
 def _merge_long(parts: list[str], find: Find) -> list[str]:
-    """A linked list of symbols and a heap of (order, left, right, total length); stale entries are skipped."""
+    """A linked list of symbols and a heap of candidate pairs.
+
+    A heap entry packs (order, left symbol, length of both) into one integer: quick to compare, invisible to the garbage
+    collector.  An entry is stale when the two symbols have another length by now.
+    """
     n = len(parts)
-    after = list(range(1, n + 1))
-    before = list(range(-1, n - 1))
-    heap: list[tuple[float, int, int, int]] = []
-    for i in range(n - 1):
-        order = find(parts[i], parts[i + 1])
+    sizes = [len(p) for p in parts]
+    span = sum(sizes) + 1
+    after, before = list(range(1, n + 1)), list(range(-1, n - 1))
+    heap: list[int] = []
+
+    def offer(left: int, right: int) -> None:
+        order = find(parts[left], parts[right])
         if order is not None:
-            heap.append((order, i, i + 1, len(parts[i]) + len(parts[i + 1])))
-    heapq.heapify(heap)
+            heapq.heappush(heap, (order * n + left) * span + sizes[left] + sizes[right])
+
+    for i in range(n - 1):  # pushed one by one: one heapify of a long list would hold the GIL
+        offer(i, i + 1)
     while heap:
-        _, left, right, total = heapq.heappop(heap)
-        if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != total:
+        entry, size = divmod(heapq.heappop(heap), span)
+        left = entry % n
+        right = after[left]
+        if not sizes[left] or right == n or sizes[left] + sizes[right] != size:
             continue
         parts[left] += parts[right]
-        parts[right] = ""
+        sizes[left], sizes[right], parts[right] = size, 0, ""
         follower = after[left] = after[right]
         if follower < n:
             before[follower] = left
-            order = find(parts[left], parts[follower])
-            if order is not None:
-                heapq.heappush(heap, (order, left, follower, total + len(parts[follower])))
-        leader = before[left]
-        if leader >= 0:
-            order = find(parts[leader], parts[left])
-            if order is not None:
-                heapq.heappush(heap, (order, leader, left, total + len(parts[leader])))
+            offer(left, follower)
+        if before[left] >= 0:
+            offer(before[left], left)
     return [p for p in parts if p]

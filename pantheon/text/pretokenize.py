@@ -18,7 +18,9 @@ _SLICE = 16_384  # characters handed to one call of the regex module, which hold
 
 # Places where every supported pattern ends a piece whatever stands left or right, so that slices change nothing:
 # between a letter and " letter", after the line end of "x\ny", between a Han or kana letter and a full stop or comma.
-_CUT = regex.compile(r"[A-Za-z](?= [A-Za-z])|[^\s]\n(?=\S)|[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa](?=[\u3002\uff0c\u3001])")
+_CUT = regex.compile(
+    r"[A-Za-z](?= [A-Za-z])|[^\s]\n(?=\S)|[\u4e00-\u9fa5\u3041-\u3096\u30a1-\u30fa](?=[\u3002\uff0c\u3001])"
+)
 
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,7 +49,9 @@ _ASCII_PUNCT = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3 = (
     rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
 )
-_SPARK = rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
+_SPARK = (
+    rf"{_ASCII_PUNCT}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
+)
 _CASED_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -60,6 +64,10 @@ _CASED_LETTERS = (
     "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _run(items: str) -> tuple[str, str]:
@@ -95,14 +103,20 @@ Stage = tuple[str, ...]
 # (names, stages).  A stage is a tuple of alternatives that together cover every text.
 _TABLE: tuple[tuple[str, tuple[Stage, ...]], ...] = (
     (
-        "gpt-2 phi-2 mpt olmo jais exaone4 modern-bert jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum "
+        "gpt-2 phi-2 mpt olmo jais exaone4 modern-bert jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum",
+        ((_GPT2,),),
+    ),
+    (
         "trillion granite-docling",
         ((_GPT2,),),
     ),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", (_DIGIT, (_GPT2,))),
     (
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 "
-        "glm5",
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe",
+        ((_LLAMA3,),),
+    ),
+    (
+        "glm4 glm5",
         ((_LLAMA3,),),
     ),
     (
@@ -149,14 +163,14 @@ _STAGES = {name: stages for names, stages in _TABLE for name in names.split()}
 _OUTER = {"deepseek-coder": 2, "deepseek-llm": 2, "falcon": 2, "default": 2, "spark2_5": 3, "viking": 1}
 
 RAW = frozenset({"gemma4", "sarvam-moe"})  # merge raw UTF-8 lines instead of byte-alphabet words
-IGNORE_MERGES = frozenset(
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano glm4 glm5 tekken youtu minicpm5".split()
+IGNORE_MERGES = _names(
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano glm4 glm5 tekken youtu minicpm5"
 )
-ADD_BOS = frozenset("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken gemma4".split())
-KEEPS_SPACES = frozenset(
+ADD_BOS = _names("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken gemma4")
+KEEPS_SPACES = _names(
     "deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 deepseek-r1-qwen kormo f2llmv2 "
-    "qwen35 poro-chat viking tekken smollm gpt-4o llama4 kanana2 talkie trillion granite-docling bailingmoe bailingmoe2 "
-    "llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2 solar-open".split()
+    "qwen35 poro-chat viking tekken smollm gpt-4o llama4 kanana2 talkie trillion granite-docling bailingmoe "
+    "bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2 solar-open"
 )  # families whose whole-sequence decode leaves spaces before punctuation alone
 
 
@@ -170,7 +184,7 @@ class Pretokenizer:
 
     def words(self, text: str) -> Iterator[list[str]]:
         """Lists of words which joined give the text; one list per slice of about 16 thousand characters."""
-        for piece in slices(text):
+        for piece in [text] if self.name in RAW else slices(text):
             yield _cut([piece], self.outer)
 
     def refine(self, word: str) -> list[str]:

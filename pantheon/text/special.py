@@ -13,16 +13,31 @@ from dataclasses import dataclass
 from pantheon.text.vocab import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocab
 
 # Tokens that end generation by their text, and become control tokens whatever type the file gives them.
-EOG_TEXTS = (
+_EOG_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
     "<\uff5cend\u2581of\u2581sentence\uff5c> [e~["
-).split()
+)
 # Fill-in-the-middle tokens, first hit counts; (role, ends generation, texts).
 _FIM = (
-    ("fim_pre", False, "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> <PRE> \u2581<PRE> <|code_prefix|> <|prefix|>"),
-    ("fim_suf", False, "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim\u2581hole\uff5c> <SUF> \u2581<SUF> <|code_suffix|> <|suffix|>"),
-    ("fim_mid", False, "<|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim\u2581end\uff5c> <MID> \u2581<MID> <|code_middle|> <|middle|>"),
+    (
+        "fim_pre",
+        False,
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> "
+        "<PRE> \u2581<PRE> <|code_prefix|> <|prefix|>",
+    ),
+    (
+        "fim_suf",
+        False,
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim\u2581hole\uff5c> "
+        "<SUF> \u2581<SUF> <|code_suffix|> <|suffix|>",
+    ),
+    (
+        "fim_mid",
+        False,
+        "<|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim\u2581end\uff5c> "
+        "<MID> \u2581<MID> <|code_middle|> <|middle|>",
+    ),
     ("fim_pad", True, "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
     ("fim_rep", True, "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
     ("fim_sep", True, "<|file_sep|>"),
@@ -44,7 +59,7 @@ class Specials:
 
 
 def classify(vocab: Vocab) -> Specials:
-    """Correct the types by token text and collect the end-of-generation ids (eos, eot, eom, FIM ends, EOG_TEXTS)."""
+    """Correct the types by token text and collect the end-of-generation ids (eos, eot, eom, FIM ends, _EOG_TEXTS)."""
     types = list(vocab.types)
     eog = {vocab.special[r] for r in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if r in vocab.special}
     for role, ends, names in _FIM:
@@ -55,7 +70,7 @@ def classify(vocab: Vocab) -> Specials:
             types[token] = CONTROL
             if ends:
                 eog.add(token)
-    for text in EOG_TEXTS:
+    for text in _EOG_TEXTS.split():
         if text in vocab.ids:
             types[vocab.ids[text]] = CONTROL
             eog.add(vocab.ids[text])

@@ -21,8 +21,9 @@ class Spm:
 
     def __init__(self, vocab: Vocab, forbidden: frozenset[str]) -> None:
         self._ids = vocab.ids
-        self._order = {t: -s for t, s in zip(vocab.tokens, vocab.scores, strict=True) if t not in forbidden}
-        self._bridges = Bridges(re.findall(f"([^{_BLANK}]){_BLANK}", " ".join(vocab.tokens)))
+        place = {s: n for n, s in enumerate(sorted(set(vocab.scores), reverse=True))}
+        self._order = {t: place[s] for t, s in zip(vocab.tokens, vocab.scores, strict=True) if t not in forbidden}
+        self._bridges = Bridges(vocab.tokens)
         self._unknown = vocab.special.get("unknown", 0)
         self._byte_ids = [self._byte(b) for b in range(256)]
         self._cache = WordCache(self._word)

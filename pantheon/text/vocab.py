@@ -170,4 +170,3 @@ def _flags(metadata: Mapping[str, Any]) -> dict[str, bool]:
             raise VocabError(key(name), f"expects true or false, is {value!r}")
         found[name] = bool(value)
     return found
-

@@ -5,11 +5,13 @@ Natural text repeats its words, so most of it is never merged twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 _BLANK = "\u2581"
 _MAX_WORDS = 65_536
 _MAX_LENGTH = 64  # longer words hardly come twice
+_LINES = re.compile(r"[^\n]+|\n+")
 _BATCH = 4096  # words a list, so that no single step holds a thread long
 
 
@@ -35,16 +37,25 @@ class WordCache:
 
 
 class Bridges:
-    """Cuts text before U+2581 where no token reaches across, which changes nothing about the merges.
+    """Cuts text where no token reaches across, which changes nothing about the merges: before U+2581, around line ends.
 
-    `before` holds the characters that stand right before U+2581 in some token or merge: no cut there.
+    `texts`: token texts, or merges ("left right", whose blank counts for nothing; text has U+2581 for every blank).
     """
 
-    def __init__(self, before: Iterable[str]) -> None:
-        self._before = frozenset(before)
+    def __init__(self, texts: Iterable[str]) -> None:
+        joined = "  ".join(texts)
+        self._before = frozenset(re.findall(f"([^{_BLANK} ]) ?{_BLANK}", joined))
+        self._lines = re.search(r"[^\n ] ?\n|\n ?[^\n ]", joined) is None
 
     def words(self, text: str) -> Iterator[list[str]]:
         """Lists of words which joined give the text."""
+        if not self._lines:
+            yield from self._blanks(text)
+            return
+        for line in _LINES.finditer(text):
+            yield from self._blanks(line[0])
+
+    def _blanks(self, text: str) -> Iterator[list[str]]:
         batch: list[str] = []
         start, at = 0, text.find(_BLANK, 1)
         while at >= 0:
