@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     params = common.sampling(args)
     model_words, text = split_words(args)
     path = common.pick_model(model_words)
-    if text is None:
-        text = sys.stdin.read()
     with common.load(args, path) as model, StopKey() as key:
+        if text is None:
+            text = _read_stdin()
         ids = _chat_ids(model, args.system, text) if args.chat else model.tokenize(text)
         emit = (lambda piece: None) if args.json else common.write
         answer = stream_answer(model, model.new_state(), ids, params, args.max_tokens, emit, lambda: key.pressed)
@@ -73,6 +73,12 @@ def split_words(args: argparse.Namespace) -> tuple[list[str], str | None]:
     if words and not _looks_like_model(words[0]):
         return [], words[0]
     return words, None
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        common.note("reading the prompt from here; end it with Ctrl-D")
+    return sys.stdin.read()
 
 
 def _looks_like_model(word: str) -> bool:

@@ -34,7 +34,33 @@ def json_rule(schema: Any, param: str) -> str:
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{param}: a JSON schema is an object", param=param)
     options = {"lenient": True, "whitespace_pattern": _JSON_BLANKS}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    return "%json " + json.dumps({**bound_integers(schema), "x-guidance": options})
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties")
+
+
+def bound_integers(schema: Any) -> Any:
+    """The schema with open integers held to what JSON readers can hold, ±(2^53 - 1) [RFC 8259 §6].
+
+    Without an end in sight a small model goes on writing digits.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    bounded = dict(schema)
+    if schema.get("type") == "integer" and not any(key in schema for key in _BOUNDS):
+        bounded.update(minimum=-(2**53) + 1, maximum=2**53 - 1)
+    for key, value in schema.items():
+        if key in _SCHEMA_MAPS and isinstance(value, Mapping):
+            bounded[key] = {name: bound_integers(inner) for name, inner in value.items()}
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
+            bounded[key] = [bound_integers(inner) for inner in value]
+        elif key in _SCHEMAS:
+            bounded[key] = bound_integers(value)
+    return bounded
 
 
 def response_grammar(spec: Mapping[str, Any]) -> str | None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from pantheon.engine import constraint as module
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import tool_syntax
+from pantheon.engine.constraint_grammar import bound_integers, tool_syntax
+from pantheon.engine.load import load_model
 from pantheon.engine.sampler import Sampler, SamplingParams
 from pantheon.errors import BadRequest, PantheonError
+from tests.golden_data import model_path
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "[TOOL_CALLS]")
 USER = ("<tool_call>", "</tool_call>")
@@ -312,6 +314,23 @@ def test_blanks_are_bounded() -> None:
     assert logits[ord(" ")] == -np.inf and logits[ord("\n")] == -np.inf and logits[ord('"')] == 0
 
 
+def test_open_integers_end() -> None:
+    """Digits stop at what a JSON reader can hold, at any depth; a property that is called "type" is no type."""
+    part = {"type": "integer"}
+    schema = {"type": "object", "properties": {"type": part, "a": {"anyOf": [{"type": "array", "items": part}]}}}
+    got = bound_integers(schema)
+    assert got["properties"]["type"]["maximum"] == 2**53 - 1
+    assert got["properties"]["a"]["anyOf"][0]["items"]["minimum"] == 1 - 2**53
+    assert part == {"type": "integer"}, "the caller's schema is left alone"
+    assert bound_integers({"type": "integer", "minimum": 3}) == {"type": "integer", "minimum": 3}
+    constraint = make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": part}})
+    assert constraint is not None
+    for byte in b"9007199254740991":
+        assert not constraint.done
+        constraint.accept(byte)
+    assert constraint.done
+
+
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
 WEATHER = {
@@ -521,3 +540,20 @@ def test_without_llguidance_the_request_is_refused_not_ignored(monkeypatch: pyte
         make_constraint(TOKENIZER, forced())
     assert caught.value.param == "tool_choice"
     assert make_constraint(TOKENIZER, {"type": "text"}) is None
+
+
+def test_a_real_model_under_a_schema_writes_what_fits() -> None:
+    """[B08c] Through tokenizer, generate loop and sampler of a model whose weights are noise."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Köln"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["city", "n"],
+        "additionalProperties": False,
+    }
+    spec = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with load_model(model_path("tiny-llama.F32"), executor="reference", ctx=64) as model:
+        for seed in range(4):
+            constraint = make_constraint(model.tokenizer, spec)
+            pieces = model.generate("x", constraint=constraint, seed=seed, max_tokens=60)
+            value = json.loads("".join(piece.text for piece in pieces))
+            assert valid(schema, value)
