@@ -131,6 +131,22 @@ class Connection:
         """Whether the client has sent its FIN: it half-closed, or it closed and has not heard yet that we go on."""
         return bool(self._poll(_PEER_FIN, 0.0) & _PEER_FIN)
 
+    def provoke(self) -> bool:
+        """Make a client that has fully closed reset the connection, without touching what a half-closed one reads.
+
+        One urgent byte: it travels outside the stream (RFC 6093), yet is data that a closed socket refuses.  Call it
+        once.  False where that is not to be had (TLS, other kernels), so that only data in the stream can tell.
+        """
+        if isinstance(self._sock, ssl.SSLSocket):
+            return False
+        try:
+            return self._sock.send(b"\n", socket.MSG_OOB) == 1
+        except (BrokenPipeError, ConnectionError):
+            self._gone = True
+            return True
+        except OSError:
+            return False
+
     def abort(self) -> None:
         """Cut the connection from another thread; whoever waits on it wakes up and finds it gone."""
         self._gone = True

@@ -23,7 +23,8 @@ from pantheon.serve.sse import Pulse, SseStream
 JSON_TYPE = "application/json"
 SSE_FIELDS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _NONE, _EARLY, _STREAM, _SENT = "none", "early", "stream", "sent"
-_PROBE_S = 0.3
+_PROBE_S = 0.3  # between two probes in the stream
+_GRACE_S = 3.0  # that a half-closed client may wait before its answer has to begin early
 
 
 def head_bytes(status: int, headers: Mapping[str, str]) -> bytes:
@@ -84,7 +85,7 @@ class Responder:
         self._state = _NONE
         self._stream: SseStream | None = None
         self._head = b""
-        self._last_probe = -math.inf
+        self._next_probe: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -128,10 +129,12 @@ class Responder:
         if self.head_only or self.finished or not self._connection.sending_side_closed():
             return False
         now = time.monotonic()
-        if now - self._last_probe < _PROBE_S:
-            return False
-        self._last_probe = now
-        self._probe()
+        if self._next_probe is None:
+            asked = self._state == _NONE and self._connection.provoke()
+            self._next_probe = now + _GRACE_S if asked else now
+        if now >= self._next_probe:
+            self._next_probe = now + _PROBE_S
+            self._probe()
         return self._connection.gone()
 
     def stopping(self) -> bool:

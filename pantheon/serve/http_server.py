@@ -15,6 +15,7 @@ import socketserver
 import ssl
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -32,8 +33,9 @@ from pantheon.serve.sse import Pulse
 
 _LOG = log.logger("http")
 _FILES_RESERVED = 96  # descriptors kept for models, logs and those on their way out
-_LEAVING = 64  # refused connections that may linger, so that their 503 is not lost to a reset
+_LEAVING = 128  # refused connections that may linger, so that their 503 is not lost to a reset
 _LEAVE_S = 1.0
+_SWEEP_S = 0.05
 _IDLE_S = 2.0  # a connection that has said nothing for so long makes room for a new one
 _POLL_S = 0.25
 
@@ -77,7 +79,8 @@ class PantheonServer(ThreadingHTTPServer):
         self._live: dict[Connection, float] = {}  # -> time of accept; oldest first
         self._workers = 0
         self._jobs: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
-        self._leaving: list[tuple[socket.socket, float]] = []  # accept loop only
+        self._leaving: deque[tuple[socket.socket, float]] = deque()  # accept loop only; oldest first
+        self._next_sweep = 0.0
         self._capacity = _capacity(config.max_connections)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self._loop: threading.Thread | None = None
@@ -180,7 +183,9 @@ class PantheonServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Let go of those turned away that have read their 503."""
         now = time.monotonic()
-        self._leaving = [(sock, until) for sock, until in self._leaving if not _has_left(sock, now >= until)]
+        if self._leaving and now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_S
+            self._leaving = deque(item for item in self._leaving if not _has_left(item[0], now >= item[1]))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A fault of ours on the accept loop: to the log, not to stderr as a bare traceback."""
@@ -232,8 +237,10 @@ class PantheonServer(ThreadingHTTPServer):
             self._mutex.notify_all()
 
     def _turn_away(self, sock: socket.socket, fault: PantheonError) -> None:
-        if self._site.tls is not None or len(self._leaving) >= _LEAVING:
+        if self._site.tls is not None:  # a handshake would have to come first
             return sock.close()
+        if len(self._leaving) >= _LEAVING:
+            self._leaving.popleft()[0].close()
         try:
             sock.setblocking(False)
             sock.send(error_bytes(fault))

@@ -26,9 +26,10 @@ Rules for handlers
   event with that code) when it was the server that stopped.
 - A handler that will stream sets `responder.will_stream = True` or calls begin_sse() before the first client_gone() or
   should_stop().  Once the client has closed its sending side, the only way to tell a half-closed client (which must be
-  answered) from one that is gone is to send it something.  For an answer that has not begun, that is the head of a 200
-  JSON answer followed by blanks, which JSON allows in front of a value (with will_stream: the head of an event stream
-  and a comment); a client that is gone resets the connection.  An error found after that still comes as the JSON error
+  answered) from one that is gone is to send it something; one that is gone resets the connection.  First that is one
+  urgent byte outside the stream.  If the client is still there after 3 s (or can not be asked so), and its answer has
+  not begun, it is the head of a 200 JSON answer followed by blanks, which JSON allows in front of a value (with
+  will_stream: the head of an event stream and a comment).  An error found after that still comes as the JSON error
   object (the error event), but under status 200, and headers given to send_json() are lost.  Clients that keep their
   sending side open, which is nearly all, never see this.
 - HEAD is served by the GET handler; the body is dropped here.  Every answer closes its connection (M031).

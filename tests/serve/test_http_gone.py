@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pantheon.errors import Busy, Cancelled
+from pantheon.serve.http_connection import Connection
 from pantheon.serve.http_server import HttpConfig, PantheonServer
 from pantheon.serve.routes import Request, Responder, Router
 from tests.serve.http_client import connect, parse_answer, read_all, read_until, request, trusting
@@ -83,6 +84,12 @@ def tls_server(work: Generation) -> Iterator[PantheonServer]:
     yield from serve(work, HttpConfig(port=0, tls_cert=cert, tls_key=key))
 
 
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a half-closed client begins early at once, not after 3 s."""
+    monkeypatch.setattr("pantheon.serve.http_responder._GRACE_S", 0.0)
+
+
 MODES = ["json", "stream", "stream&talk=1", "late"]
 
 
@@ -129,22 +136,49 @@ def test_a_client_that_leaves_cancels_within_a_step(
 def test_a_half_closed_client_gets_its_whole_answer(
     server: PantheonServer, work: Generation, mode: str, version: str
 ) -> None:
-    """B24: the end of the request is not the end of the client."""
+    """B24: the end of the request is not the end of the client.  Nothing of the probe shows in a JSON answer."""
     with connect(server) as sock:
         begin(sock, work, mode, version)
         sock.shutdown(socket.SHUT_WR)
-        # past the first probe: the head of a 200 is out, or a comment is
-        read_until(sock, b"\r\n\r\n") if mode == "json" else None
+        assert all(work.begun.acquire(timeout=10) for _ in range(8))
+        work.finish.set()
+        answer = parse_answer(read_all(sock))
+    assert work.result == "finished" and answer.raw.startswith(b"HTTP/1.1 200 OK\r\n")
+    if mode == "json":
+        assert answer.json() == {"steps": work.steps} and answer.body.startswith(b"{")
+        assert int(answer.headers["content-length"]) == len(answer.body) and answer.headers["x-late"] == "1"
+    else:
+        assert answer.events[-2:] == ['{"last":true}', "[DONE]"]
+
+
+def test_a_half_closed_client_gets_its_own_status(server: PantheonServer, work: Generation) -> None:
+    work.fault = Busy("busy")
+    with connect(server) as sock:
+        begin(sock, work, "json")
+        sock.shutdown(socket.SHUT_WR)
         assert all(work.begun.acquire(timeout=10) for _ in range(5))
         work.finish.set()
-        rest = read_all(sock)
-    assert work.result == "finished"
+        assert parse_answer(read_all(sock)).status == 429
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("mode", ["json", "late"])
+def test_an_early_head_fits_the_answer(server: PantheonServer, work: Generation, mode: str, version: str) -> None:
+    with connect(server) as sock:
+        begin(sock, work, mode, version)
+        sock.shutdown(socket.SHUT_WR)
+        started = read_until(sock, b"\r\n\r\n")
+        work.finish.set()
+        answer = parse_answer(started + read_all(sock))
+    assert ("transfer-encoding" in answer.headers) is (version == "1.1") and "content-length" not in answer.headers
     if mode == "json":
-        assert b'{"steps":' in rest and (rest.endswith(b"0\r\n\r\n") if version == "1.1" else rest.endswith(b"}"))
+        assert answer.json() == {"steps": work.steps} and answer.headers["content-type"] == "application/json"
     else:
-        assert parse_answer(rest).events[-2:] == ['{"last":true}', "[DONE]"]
+        assert answer.events == ['{"last":true}', "[DONE]"] and answer.headers["content-type"] == "text/event-stream"
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_the_early_answer_is_valid_json_with_blanks_in_front(server: PantheonServer, work: Generation) -> None:
     with connect(server) as sock:
         begin(sock, work, "json")
@@ -157,6 +191,7 @@ def test_the_early_answer_is_valid_json_with_blanks_in_front(server: PantheonSer
     assert answer.headers["content-type"] == "application/json" and "x-late" not in answer.headers
 
 
+@pytest.mark.usefixtures("no_grace")
 @pytest.mark.parametrize("mode", ["json", "late"])
 def test_an_error_after_an_early_head_is_in_the_body(server: PantheonServer, work: Generation, mode: str) -> None:
     work.fault = Busy("too late for a status", code="late")
@@ -170,11 +205,22 @@ def test_an_error_after_an_early_head_is_in_the_body(server: PantheonServer, wor
     assert answer.events[1] == "[DONE]" if mode == "late" else answer.code == "late"
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_a_half_closed_client_that_then_leaves_is_noticed(server: PantheonServer, work: Generation) -> None:
     sock = connect(server)
     begin(sock, work, "json")
     sock.shutdown(socket.SHUT_WR)
     read_until(sock, b" \r\n")
+    sock.close()
+    assert work.ended.wait(10) and work.result == "cancelled"
+
+
+def test_where_urgent_data_is_not_to_be_had_the_answer_begins_at_once(
+    server: PantheonServer, work: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "provoke", lambda self: False)
+    sock = connect(server)
+    begin(sock, work, "json")
     sock.close()
     assert work.ended.wait(10) and work.result == "cancelled"
 
