@@ -63,11 +63,11 @@ clean: ## remove .venv, caches and build outputs (compiled kernels stay in ~/.ca
 # ---- the virtual environment; a stamp is older than setup.cfg when something must be installed again
 
 $(VENV)/.folder:
-	@command -v $(PYTHON) >/dev/null || { echo "No '$(PYTHON)' here. Install Python 3.11 or newer, or: make setup PYTHON=/path/to/python3"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pantheon needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make setup PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
-	@echo "Making $(VENV) with $$($(PYTHON) -V 2>&1) …"
-	@$(PYTHON) -m venv --clear $(VENV)
+	@command -v "$(PYTHON)" >/dev/null || { echo "No '$(PYTHON)' here. Install Python 3.11 or newer, or: make setup PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pantheon needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Try: make setup PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
+	@echo "Making $(VENV) with $$("$(PYTHON)" -V 2>&1) …"
+	@"$(PYTHON)" -m venv --clear $(VENV)
 	@echo "$(CURDIR)" > $@
 
 $(VENV)/.ready-run: $(VENV)/.folder setup.cfg pyproject.toml
