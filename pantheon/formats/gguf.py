@@ -101,7 +101,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _find_siblings(opened: list[Shard]) -> list[Shard]:
-    """All shards of the model that the one in `opened` belongs to, in order; those opened here are added to `opened`."""
+    """All shards of the model of the one in `opened`, in order; those opened here are added to `opened`."""
     given = opened[0]
     count = given.integer("split.count", 0, 65_535)
     if count is None or count < 2:

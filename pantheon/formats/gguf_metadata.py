@@ -146,7 +146,7 @@ def _walk_strings(cursor: Cursor, field: str, count: int) -> None:
 
 
 def _string_outside(cursor: Cursor, field: str, index: int, before: int, position: int) -> ModelFileError:
-    """The fault of item `index`, which would start at `position`; or of the one at `before`, when that ends too late."""
+    """The fault of item `index` at `position`; or of the item at `before`, when that one ends too late."""
     if position > cursor.end:
         index, position = index - 1, before
     return cursor.fault(f"array {field}, item {index}: its string does not end within the file", position)
