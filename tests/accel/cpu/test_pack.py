@@ -1,0 +1,128 @@
+"""Packing and the op table refuse what does not fit before a kernel sees it; weights are given back as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pantheon.accel.cpu import layouts
+from pantheon.accel.cpu.executor import CpuExecutor
+from pantheon.accel.cpu.pack import packed_bytes
+from pantheon.accel.cpu.unpack import FILE_BLOCK
+from pantheon.errors import ModelFileError
+from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, RmsNorm, Rope, StoreKV
+from pantheon.plan.rope import RopeSpec
+from pantheon.plan.state_spec import KVSpec, KVType
+from tests.accel.cpu.harness import Bench
+from tests.accel.cpu.test_invariance import small_model
+
+
+def test_packed_weights_take_about_the_room_of_the_file() -> None:
+    """At most 6 % more (K types store sub-scales as bytes)."""
+    for name, kind in layouts.KINDS.items():
+        values, nbytes = FILE_BLOCK[name]
+        in_file = 1024 * 1024 // values * nbytes
+        assert in_file <= sum(kind.packed_bytes(1024, 1024)) <= packed_bytes(name, 1024, 1024) < 1.27 * in_file, name
+    assert packed_bytes("Q4_K", 1024, 1024) < 1.06 * 1024 * 1024 // 256 * 144
+    assert packed_bytes("Q4_1", 1024, 1024) < 1.001 * 1024 * 1024 // 32 * 20
+
+
+def test_every_tensor_is_released_once_after_its_last_use() -> None:
+    plan, source = small_model(("Q4_1", "F32"))
+    seen: list[tuple[str, int, int]] = []
+    runner = CpuExecutor(1).load(
+        plan, source, n_ctx=64, kv_type=KVType.F16, progress=lambda *event: seen.append(event)
+    )  # fmt: skip
+    names = [m.tensor for m in plan.matrices()]
+    assert source.released == names
+    assert [e[0] for e in seen] == ["weights"] * len(names)
+    assert seen[-1][1] == seen[-1][2] and [e[1] for e in seen] == sorted(e[1] for e in seen)
+    kernels: list[tuple[str, int, int]] = []
+    runner.warm_up(lambda *event: kernels.append(event))
+    assert kernels[0][0] == "kernels" and kernels[-1][1] == kernels[-1][2] == len(kernels)
+    assert runner.memory()["weights"] > 0
+    runner.close()
+
+
+def _load(bench: Bench) -> None:
+    CpuExecutor(1).load(bench.plan(), bench.source, n_ctx=64, kv_type=KVType.F32).close()
+
+
+@pytest.mark.parametrize(
+    ("type_name", "shape", "nbytes", "wanted"),
+    [
+        ("Q4_0", (16, 64), 16 * 36 - 1, (16, 64)),
+        ("Q4_0", (16, 64), 16 * 36, (17, 64)),
+        ("Q4_0", (16, 64), 16 * 36, (16, 32)),
+        ("Q4_0", (16, 48), 16 * 27, (16, 48)),
+        ("Q4_K", (16, 128), 16 * 72, (16, 128)),
+        ("IQ1_S", (16, 256), 16 * 50, (16, 256)),
+        ("F32", (16,), 64, (1, 16)),
+    ],
+)
+def test_tensors_of_another_shape_or_type_are_refused(
+    type_name: str, shape: tuple[int, ...], nbytes: int, wanted: tuple[int, int]
+) -> None:
+    bench = Bench()
+    x, out = bench.input("x", np.zeros((1, wanted[1]))), bench.build.buffer("out", wanted[0])
+    bench.source.add("weight", type_name, shape, np.zeros(nbytes, np.uint8))
+    bench.ops = [MatMul(Matrix("weight", *wanted), x, out)]
+    with pytest.raises(ModelFileError, match="tensor weight"):
+        _load(bench)
+
+
+def test_a_short_norm_weight_is_refused() -> None:
+    bench = Bench()
+    x = bench.input("x", np.zeros((1, 32)))
+    bench.source.floats("norm", np.ones(31))
+    bench.ops = [RmsNorm(x, Vector("norm", 32), x, 1e-5)]
+    with pytest.raises(ModelFileError, match="tensor norm"):
+        _load(bench)
+
+
+_KV = (KVSpec(2, 16, 16),)
+_BAD: dict[str, Callable[[Bench, Buffer, Buffer], object]] = {
+    "norm": lambda b, x, y: RmsNorm(x, b.vector("n", np.ones(16)), y, 1e-5),
+    "gate": lambda b, x, y: Gate(x, y, x),
+    "add": lambda b, x, y: Add(x, y, y),
+    "rope heads": lambda b, x, y: Rope(x, 3, 16, b.build.rope(RopeSpec(16, 1e4, "norm"))),
+    "rope dims": lambda b, x, y: Rope(x, 2, 16, b.build.rope(RopeSpec(18, 1e4, "norm"))),
+    "rope table": lambda b, x, y: Rope(x, 2, 16, 4),
+    "kv width": lambda b, x, y: StoreKV(x, y, 0),
+    "kv layer": lambda b, x, y: StoreKV(x, x, 1),
+    "attend heads": lambda b, x, y: Attend(x, x, 0, 2, 0, 16, 1.0),
+    "attend groups": lambda b, x, y: Attend(y, y, 0, 3, 2, 16, 1.0),
+    "attend kv heads": lambda b, x, y: Attend(x, x, 0, 2, 1, 16, 1.0),
+    "attend width": lambda b, x, y: Attend(x, y, 0, 2, 2, 16, 1.0),
+    "product cols": lambda b, x, y: MatMul(b.matrix("w", "F32", (8, 16), np.zeros((8, 16))), x, y),
+    "product rows": lambda b, x, y: MatMul(b.matrix("w", "F32", (8, 32), np.zeros((8, 32), "f4")), x, y, out_first=41),
+    "table": lambda b, x, y: Embed(b.matrix("w", "F32", (8, 32), np.zeros((8, 32), "f4")), x),
+}
+
+
+@pytest.mark.parametrize("what", list(_BAD))
+def test_plans_that_contradict_themselves_are_refused(what: str) -> None:
+    """x is 32 wide, y is 48 wide."""
+    bench = Bench(_KV)
+    x, y = bench.input("x", np.zeros((1, 32))), bench.input("y", np.zeros((1, 48)))
+    bench.ops = [_BAD[what](bench, x, y)]  # type: ignore[list-item]
+    with pytest.raises((ValueError, ModelFileError)):
+        _load(bench)
+
+
+def test_columnwise_ops_share_a_phase_and_products_of_one_input_too() -> None:
+    plan, source = small_model(("Q4_1",))
+    runner = CpuExecutor(1).load(plan, source, n_ctx=64, kv_type=KVType.F16)
+    names = [[row.keys[0][-1 if row.keys[0][0] == "pointwise" else 0] for row in p.rows] for p in runner._phases]
+    runner.close()
+    block = [
+        ["matmul"] * 3, ["norm", "norm", "store"], ["attend"], ["quantise"], ["matmul"], ["rms_norm", "quantise"],
+        ["matmul"] * 2, ["silu", "quantise"], ["matmul"],
+    ]  # fmt: skip
+    assert names[0] == ["embed", "rms_norm", "quantise"]
+    assert names[1:10] == block
+    assert names[-2:] == [["gather", "rms_norm", "quantise"], ["matmul"]]
+    assert [p.split for p in runner._phases[5:10]] == [0, 0, 0, 1, 0], "only block-wise ops are cut in parts"
