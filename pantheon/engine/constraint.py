@@ -135,7 +135,10 @@ class _Table:
         return fresh.deep_copy()
 
     def _compile(self, grammar: str, param: str) -> Any:
-        fresh = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        try:
+            fresh = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        except UnicodeEncodeError:
+            raise BadRequest(f"{param}: the grammar is not valid Unicode", param=param) from None
         if not fresh.is_error() and not any(fresh.compute_bitmask()):
             raise BadRequest(f"{param}: nothing can satisfy this schema", param=param)
         if fresh.is_error():

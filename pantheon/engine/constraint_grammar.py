@@ -34,7 +34,10 @@ def json_rule(schema: Any, param: str) -> str:
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{param}: a JSON schema is an object", param=param)
     options = {"lenient": True, "whitespace_pattern": _JSON_BLANKS}
-    return "%json " + json.dumps({**bound_integers(schema), "x-guidance": options})
+    try:
+        return "%json " + json.dumps({**bound_integers(schema), "x-guidance": options})
+    except RecursionError:
+        raise BadRequest(f"{param}: the schema is nested too deeply", param=param) from None
 
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
@@ -141,7 +144,10 @@ _Tool = tuple[str, Mapping[str, Any]]
 
 
 def _chosen_tools(spec: Mapping[str, Any]) -> list[_Tool] | None:
-    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(spec.get("tools") or [])]
+    listed = spec.get("tools") or []
+    if not isinstance(listed, list):
+        raise BadRequest("tools must be a list", param="tools")
+    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(listed)]
     choice = spec.get("tool_choice", "auto")
     if choice in ("auto", "none", None):
         return None
@@ -207,7 +213,7 @@ def _xml(tools: Sequence[_Tool], parallel: bool, marker: Marker) -> str:
         properties = schema.get("properties")
         keys = list(properties.items()) if isinstance(properties, Mapping) else []
         required = schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
+        needed = required if isinstance(required, list) else []
         parts = [quoted(f"<function={name}>\n")]
         for j, (key, value_schema) in enumerate(keys):
             rule = f"arg_{i}_{j}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pantheon.engine import constraint as module
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import bound_integers, tool_syntax
+from pantheon.engine.constraint_grammar import TOOL_SYNTAXES, bound_integers, tool_syntax
 from pantheon.engine.load import load_model
 from pantheon.engine.sampler import Sampler, SamplingParams
 from pantheon.errors import BadRequest, PantheonError
@@ -301,6 +301,50 @@ def test_hostile_schemas_are_refused_or_taken_in_bounded_time() -> None:
         except BadRequest as fault:
             assert fault.param == "response_format"
     assert time.monotonic() - started < 20
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(["object", "string", "x", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "properties", "items", "enum", "pattern", "anyOf", "$ref", "required", "minLength", "ü"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=JSON, name=st.text(max_size=5), choice=JSON)
+@settings(max_examples=100, deadline=None)
+def test_any_json_is_taken_or_refused_by_name(schema: Any, name: str, choice: Any) -> None:
+    """No input of a request may come out as an internal error."""
+    tool = {"type": "function", "function": {"name": name, "parameters": schema}}
+    for spec in (
+        {"type": "json_schema", "json_schema": {"schema": schema}},
+        {"type": "json_schema", "json_schema": schema},
+        {"type": schema},
+        {"type": "grammar", "syntax": "regex", "grammar": name},
+        *({"type": "tools", "tools": [tool], "tool_choice": "required", "syntax": s} for s in TOOL_SYNTAXES),
+        {"type": "tools", "tools": [tool], "tool_choice": choice},
+        {"type": "tools", "tools": schema, "tool_choice": "required"},
+    ):
+        try:
+            make_constraint(TOKENIZER, spec)
+        except BadRequest as fault:
+            assert fault.param and "\n" not in fault.message
+
+
+def test_a_schema_nested_without_end_is_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"items": nested}
+    with pytest.raises(BadRequest, match="too deeply"):
+        make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": nested}})
 
 
 def test_blanks_are_bounded() -> None:
