@@ -46,7 +46,9 @@ class ReferenceRunner:
 
     max_columns = 512
 
-    def __init__(self, plan: Plan, source: WeightSource, n_ctx: int, kv_type: KVType, progress: Progress | None) -> None:
+    def __init__(
+        self, plan: Plan, source: WeightSource, n_ctx: int, kv_type: KVType, progress: Progress | None
+    ) -> None:
         self.plan, self.kv_type, self.n_ctx = plan, kv_type, n_ctx
         self._tensors: dict[str, Array] = {}
         names = list(dict.fromkeys(w.tensor for w in [*plan.matrices(), *plan.vectors()]))

@@ -83,7 +83,7 @@ class Model:
         return self.tokenizer.detokenize(ids, special)
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
-        """float32 [len(ids), n_vocab]: row p predicts token p + 1.  `chunk` columns a forward (default: as many as fit)."""
+        """float32 [len(ids), n_vocab]: row p predicts token p + 1.  `chunk`: columns of one forward."""
         self._check_ids(ids)
         if len(ids) > self.n_ctx:
             raise BadRequest(f"{len(ids)} tokens do not fit a context of {self.n_ctx}", param="ids")

@@ -31,7 +31,8 @@ class RandomWeights:
 
 
 def runner(kv_type: KVType = KVType.F32, **changes: Any) -> ReferenceRunner:
-    return ReferenceExecutor().load(make_plan(metadata(**changes), shapes()), RandomWeights(), n_ctx=64, kv_type=kv_type)
+    plan = make_plan(metadata(**changes), shapes())
+    return ReferenceExecutor().load(plan, RandomWeights(), n_ctx=64, kv_type=kv_type)
 
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35]
@@ -85,13 +86,15 @@ def test_every_weight_is_released_once() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "slot", "position", "wanted"),
-    [([VOCAB], 0, 0, 0), ([-1], 0, 0, 0), ([1], 1, 0, 0), ([1], -1, 0, 0), ([1], 0, 64, 0), ([1], 0, 0, 1), ([], 0, 0, 0)],
+    [
+        ([VOCAB], 0, 0, 0), ([-1], 0, 0, 0), ([1], 1, 0, 0), ([1], -1, 0, 0), ([1], 0, 64, 0), ([1], 0, 0, 1),
+        ([], 0, 0, 0),
+    ],  # fmt: skip
 )
 def test_indices_are_checked_before_any_arithmetic(tokens: list[int], slot: int, position: int, wanted: int) -> None:
     run = runner()
     n = len(tokens)
-    columns = Columns(
-        np.array(tokens, np.int32), np.full(n, slot, np.int32), np.full(n, position, np.int32), np.array([wanted], np.int32)
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="out of range|at least one"):
+    rows = (np.array(tokens, np.int32), np.full(n, slot, np.int32), np.full(n, position, np.int32))
+    columns = Columns(*rows, np.array([wanted], np.int32))
+    with pytest.raises(ValueError, match=r"out of range|at least one"):
         run.forward(run.new_state(1, 64), columns)

@@ -24,7 +24,8 @@ def model() -> Any:
 
 def run(prompt: list[int] = IDS, params: SamplingParams = GREEDY, state: Any = None, **options: Any) -> list[Token]:
     options.setdefault("ignore_eog", True)
-    return list(generate(model(), state or model().new_state(), prompt, params, max_tokens=options.pop("n", 8), **options))
+    n = options.pop("n", 8)
+    return list(generate(model(), state or model().new_state(), prompt, params, max_tokens=n, **options))
 
 
 def after(calls: int) -> Callable[[], bool]:

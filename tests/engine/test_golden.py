@@ -1,7 +1,7 @@
 """Both executors against llama.cpp's reference outputs, with the tolerances that come with the goldens (M224).
 
 float32 arithmetic (the reference executor on every file; the cpu executor on F32, F16, BF16): logits within 2e-3 (5e-3
-at 600 tokens), top-1 equal where the margin is above 0.02, mean NLL within 1e-4, greedy equal up to a margin below 0.01.
+at 600 tokens), top-1 equal where the margin is above 0.02, mean NLL within 1e-4, greedy equal up to a margin < 0.01.
 int8 activations (cpu executor, quantised files): mean NLL within 0.05, top-1 agreement of at least 0.9.
 """
 

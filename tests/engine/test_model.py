@@ -126,7 +126,7 @@ def test_bad_options_are_named(options: dict[str, Any], param: str) -> None:
 
 
 def test_a_missing_file_is_404(tmp_path: Path) -> None:
-    with pytest.raises(PantheonError, match="nothing.gguf") as refused:
+    with pytest.raises(PantheonError, match=r"nothing\.gguf") as refused:
         pantheon.load(tmp_path / "nothing.gguf")
     assert refused.value.status == 404
 

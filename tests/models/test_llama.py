@@ -145,7 +145,7 @@ def test_missing_and_misshapen_tensors_are_named(name: str) -> None:
 
 def test_unknown_architecture_is_named_with_what_is_supported() -> None:
     """M227, B40e."""
-    with pytest.raises(ModelConfigError, match="nosucharch.*llama") as refused:
+    with pytest.raises(ModelConfigError, match=r"nosucharch.*llama") as refused:
         make_plan({"general.architecture": "nosucharch"}, {})
     assert refused.value.code == "unknown_architecture"
     assert "llama" in supported()
