@@ -6,7 +6,6 @@ import logging
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -121,10 +120,9 @@ def test_a_client_that_leaves_cancels_within_a_step(
     sock = connect(server)
     with caplog.at_level(logging.INFO, "pantheon.http"):
         begin(sock, work, mode)
-        left, steps = time.monotonic(), work.steps
         leave(sock)
-        assert work.ended.wait(10)
-        assert time.monotonic() - left < 1.0 and work.steps - steps <= 5
+        steps = work.steps
+        assert work.ended.wait(10) and work.steps - steps <= 2
         assert work.result == "cancelled"
         server.stop(5)
     (record,) = caplog.records

@@ -84,10 +84,10 @@ def test_brackets_in_strings_do_not_count() -> None:
     ],
 )
 def test_hostile_bodies_take_linear_time(body: bytes) -> None:
-    started = time.monotonic()
+    started = time.thread_time()  # not the clock: other processes must not fail this
     with pytest.raises(BadRequest):
         load_json(body)
-    assert time.monotonic() - started < 3.0
+    assert time.thread_time() - started < 1.0
 
 
 def test_lone_surrogates_become_replacement_characters_and_pairs_stay() -> None:
@@ -141,3 +141,26 @@ def test_arbitrary_bytes_load_as_python_does_or_are_refused(body: bytes) -> None
 @given(st.integers(101, 400), st.integers(0, 60))
 def test_nesting_is_exact_beyond_the_limit(depth: int, siblings: int) -> None:
     assert nesting(b"[" + nested(10) * siblings + nested(depth - 1) + b"]") == depth
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(["[", "]", "{", "}", '"', "\\", "\\\\", '\\"', "a"]), max_size=60).map("".join))
+def test_nesting_follows_strings_and_escapes(text: str) -> None:
+    """Against the plain reading, one character at a time, up to the first backslash outside a string."""
+    depth = deepest = 0
+    inside = escaped = False
+    taken = "[" * 101
+    for c in text:
+        if c == "\\" and not inside:
+            break
+        taken += c
+        if inside and not escaped and c == "\\":
+            escaped = True
+            continue
+        if c == '"' and not escaped:
+            inside = not inside
+        elif not inside:
+            depth += (c in "[{") - (c in "]}")
+            deepest = max(deepest, depth)
+        escaped = False
+    assert nesting(taken.encode()) == 101 + deepest
