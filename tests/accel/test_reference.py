@@ -87,9 +87,14 @@ def test_every_weight_is_released_once() -> None:
 @pytest.mark.parametrize(
     ("tokens", "slot", "position", "wanted"),
     [
-        ([VOCAB], 0, 0, 0), ([-1], 0, 0, 0), ([1], 1, 0, 0), ([1], -1, 0, 0), ([1], 0, 64, 0), ([1], 0, 0, 1),
+        ([VOCAB], 0, 0, 0),
+        ([-1], 0, 0, 0),
+        ([1], 1, 0, 0),
+        ([1], -1, 0, 0),
+        ([1], 0, 64, 0),
+        ([1], 0, 0, 1),
         ([], 0, 0, 0),
-    ],  # fmt: skip
+    ],
 )
 def test_indices_are_checked_before_any_arithmetic(tokens: list[int], slot: int, position: int, wanted: int) -> None:
     run = runner()
