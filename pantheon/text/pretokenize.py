@@ -170,7 +170,8 @@ ADD_BOS = _names("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 l
 KEEPS_SPACES = _names(
     "deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 deepseek-r1-qwen kormo f2llmv2 "
     "qwen35 poro-chat viking tekken smollm gpt-4o llama4 kanana2 talkie trillion granite-docling bailingmoe "
-    "bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2 solar-open"
+    "bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2 "
+    "solar-open"
 )  # families whose whole-sequence decode leaves spaces before punctuation alone
 
 
