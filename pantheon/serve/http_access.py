@@ -14,7 +14,7 @@ from pantheon.serve.http_errors import HttpError
 from pantheon.serve.http_request import Headers
 
 #: Paths that answer without an API key: what a probe asks.
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready"})
 EXPOSED_HEADERS = "X-Request-Id, Retry-After"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\[\]/:@]+)(?::[0-9]+)?", re.IGNORECASE)

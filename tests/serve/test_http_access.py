@@ -56,7 +56,7 @@ def test_api_key() -> None:
     assert refusal(access, x_api_key="sesame") is None
     assert refusal(access, authorization="Bearer " + "öffne".encode().decode("latin-1")) is None
     assert refusal(access, path="/admin/dies") == (401, "invalid_api_key")
-    for path in ("/", "/health", "/ready"):
+    for path in ("/", "/health", "/v1/health", "/ready"):
         assert refusal(access, path=path) is None
     assert refusal(access, method="OPTIONS") is None
     assert "sesame" not in repr(access)
