@@ -55,7 +55,7 @@ def test_printed_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(read("pretokens")))
 def test_pretokenizer_pieces(name: str) -> None:
-    """Pieces as the reference cuts them (llama.cpp; Hugging Face for gpt-4o, tekken and youtu, which llama.cpp bends)."""
+    """Pieces as the reference cuts them (llama.cpp; Hugging Face for gpt-4o, tekken, youtu)."""
     pre = pretokenizer(name)
     for pieces in read("pretokens")[name]:
         assert pre.split("".join(pieces)) == pieces

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pantheon.errors import BadRequest, PantheonError
 from pantheon.text.bpe import byte_alphabet
@@ -211,6 +213,32 @@ def test_bad_vocabularies_name_the_key(key: str, value: Any, fault: str | None) 
     assert fault is None or fault in caught.value.message
 
 
+junk = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**33), 2**33),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.one_of(st.integers(-3, 300), st.text(max_size=3), st.floats(), st.none()), max_size=300),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(base=st.sampled_from(["bpe", "spm"]), keys=st.dictionaries(st.integers(0, 30), junk, min_size=1, max_size=4))
+def test_any_junk_is_refused_or_works(base: str, keys: dict[int, Any]) -> None:
+    """Random values under random keys: a PantheonError, or a tokenizer that encodes and decodes."""
+    values = bpe(control=CHATML, bos_token_id=3, eos_token_id=4) if base == "bpe" else spm({"a": -1.0})
+    names = sorted({*values, "general.name", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"})
+    values |= {names[n % len(names)]: value for n, value in keys.items()}
+    try:
+        tok = load_tokenizer(values)
+    except PantheonError as fault:
+        assert fault.param in names
+    else:
+        tok.decode(tok.encode("a <|im_end|> b\n", parse_special=True))
+
+
 def test_ids_that_mean_none_are_none() -> None:
     assert load_tokenizer(bpe(eos_token_id=2**32 - 1)).eos_id is None
 
@@ -237,7 +265,10 @@ def test_heap_and_plain_merge_agree() -> None:
 @pytest.mark.parametrize("name", known())
 def test_slices_change_nothing(name: str) -> None:
     """Long text is cut in slices for the regex module; the pieces are those of the text in one."""
-    unit = "It's a test, isn't it? (x=42)\nline two\r\n  indented  \u4f60\u597d\u3002\u4e16\u754c\uff0c foo123 bar\t\n\n  next\u00e9 one "
+    unit = (
+        "It's a test, isn't it? (x=42)\nline two\r\n  indented  \u4f60\u597d\u3002\u4e16\u754c\uff0c foo123 bar\t\n\n"
+        "  next\u00e9 one "
+    )
     text = unit * (3 * _SLICE // len(unit))
     assert len(list(slices(text))) > 2 and "".join(slices(text)) == text
     pre = pretokenizer(name)
