@@ -23,7 +23,7 @@ from pantheon.formats.gguf_tensors import TensorInfo
 
 __all__ = ["GGUFFile", "TensorInfo", "open_gguf"]
 
-_SPLIT_NAME = re.compile(r"(?P<stem>.*)-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -107,16 +107,14 @@ def _find_siblings(opened: list[Shard]) -> list[Shard]:
     if count is None or count < 2:
         return [given]
     match = _SPLIT_NAME.fullmatch(given.path.name)
-    if match is None or int(match["count"]) != count:
+    if match is None or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         expected = f"…-0000N-of-{count:05d}.gguf"
-        raise ModelFileError(given.path, f"split.count is {count}, so the name must be {expected} to find the others")
+        raise given.fault("split.count", f"is {count}, so the file must be named {expected} to find the others")
     paths = [given.path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf") for number in range(count)]
     missing = [p.name for p in paths if not os.path.exists(p)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ModelFileError(
-            given.path, f"is one of {count} shards (split.count); missing: {', '.join(missing[:3])}{more}"
-        )
+        raise given.fault("split.count", f"is {count}; missing: {', '.join(missing[:3])}{more}")
     shards = []
     for number, path in enumerate(paths):
         shard = given if path == given.path else Shard(path)
@@ -131,9 +129,9 @@ def _find_siblings(opened: list[Shard]) -> list[Shard]:
 def _check_shard(shard: Shard, number: int, count: int) -> None:
     no, its_count, _ = (shard.integer(key, 0, (1 << 31) - 1) for key in _SPLIT_KEYS)
     if its_count != count:
-        raise ModelFileError(shard.path, f"split.count is {its_count}; the other shards say {count}")
+        raise shard.fault("split.count", f"is {its_count}; the other shards say {count}")
     if no != number:
-        raise ModelFileError(shard.path, f"split.no is {no}; by its name it must be {number} (counted from 0)")
+        raise shard.fault("split.no", f"is {no}; by the file's name it must be {number} (counted from 0)")
 
 
 def _check_total(shards: list[Shard]) -> None:
@@ -141,4 +139,4 @@ def _check_total(shards: list[Shard]) -> None:
     for shard in shards:
         total = shard.integer("split.tensors.count", 0, (1 << 31) - 1)
         if total is not None and total != found:
-            raise ModelFileError(shard.path, f"split.tensors.count is {total}; the shards hold {found} tensors")
+            raise shard.fault("split.tensors.count", f"is {total}; the shards hold {found} tensors")

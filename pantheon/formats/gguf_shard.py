@@ -6,6 +6,7 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+from pantheon.errors import ModelFileError
 from pantheon.formats.file_map import close_map, map_file, release_pages
 from pantheon.formats.gguf_cursor import Cursor
 from pantheon.formats.gguf_metadata import UINT32, Span, decode, decode_value, walk
@@ -65,6 +66,11 @@ class Shard:
             text = str(value)[:40] if isinstance(value, (bool, int, float)) else f"of type {span.type}"
             raise self._cursor.fault(f"{key} is {text}; an integer from {low} to {high} is expected", span.offset)
         return value
+
+    def fault(self, key: str, text: str) -> ModelFileError:
+        """The error for the value at `key`, with its place when the key is there."""
+        span = self.spans.get(key)
+        return ModelFileError(self.path, f"{key} {text}", offset=None if span is None else span.offset)
 
     def close(self) -> None:
         """Unmap the file; it stays mapped while arrays from it live."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.errors import PantheonError
-from pantheon.formats import dequant_basic, dequant_k
+from pantheon.formats import dequant_basic, dequant_iq, dequant_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,11 @@ _BY_NAME = {t.name: t for t in _TABLE}
 #: uint8 [n_blocks, block_bytes] -> float32 [n_blocks, block_values]
 Dequantizer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
-_DEQUANTIZERS: dict[str, Dequantizer] = {**dequant_basic.DEQUANTIZERS, **dequant_k.DEQUANTIZERS}
+_DEQUANTIZERS: dict[str, Dequantizer] = {
+    **dequant_basic.DEQUANTIZERS,
+    **dequant_k.DEQUANTIZERS,
+    **dequant_iq.DEQUANTIZERS,
+}
 
 
 class UnsupportedType(PantheonError):
@@ -144,5 +148,8 @@ def dequantize(type_name: str, raw: NDArray[np.uint8], n_values: int) -> NDArray
     expected = row_bytes(kind, n_values)
     if raw.dtype != np.uint8 or raw.size != expected:
         raise ValueError(f"{n_values} {type_name} values are {expected} bytes, got {raw.size} of {raw.dtype}")
+    if not n_values:
+        return np.empty(0, np.float32)
     blocks = np.ascontiguousarray(raw).reshape(-1, kind.block_bytes)
-    return work(blocks).reshape(n_values)
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale gives inf or nan, as in ggml
+        return work(blocks).reshape(n_values)

@@ -68,12 +68,12 @@ FAULTS: dict[str, tuple[bytes, str, int | None]] = {
     "too many tensors": (encode_gguf([], n_tensors=65_537) + bytes(3 << 20), "at most 65536 tensors", 8),
     # keys
     "key length 2^64-1": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, (1 << 64) - 1) + bytes(64), "length of metadata key 0: needs 18446", 24),
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, (1 << 64) - 1) + bytes(64), "length of metadata key 0: needs 18", 24),
     "empty key": (encode_gguf([Key("", STR, "aaaa")]), "metadata key 0 has 0 bytes", 24),
     "long key": (encode_gguf([Key("k" * 65_536, STR, "")]), "metadata key 0 has 65536 bytes", 24),
     "key not UTF-8": (encode_gguf([Key(b"ab\xff", STR, "aaaa")]), "metadata key 0 is not UTF-8", 34),
     "key twice": (encode_gguf([Key("k.k", STR, ""), Key("k.k", STR, "")]), r"metadata key 'k\.k' is there twice", 47),
-    "type of value cut": (encode_gguf([Key("kkkkkkkkk", STR, "")])[:44], "type of 'kkkkkkkkk': needs 4 bytes, but 3", 41),
+    "type of value cut": (encode_gguf([Key("k" * 9, STR, "")])[:44], "type of 'kkkkkkkkk': needs 4 bytes, but 3", 41),
     "type 13": (raw_key("k", 13, bytes(64)), "type of 'k' is 13", 33),
     "type 2^32-1": (raw_key("k", 0xFFFFFFFF, bytes(64)), "type of 'k' is 4294967295", 33),
     # values
@@ -89,7 +89,7 @@ FAULTS: dict[str, tuple[bytes, str, int | None]] = {
     "array of 2^62 strings": (raw_key("k", ARR, array_head(STR, 1 << 62)), "'k' of 4611686018427387904 items", 41),
     "array of 2^64-1 bytes": (raw_key("k", ARR, array_head(tiny.U8, (1 << 64) - 1)), "array 'k' of", 41),
     "array of 2^61 u64": (raw_key("k", ARR, array_head(tiny.U64, 1 << 61)), "array 'k' of", 41),
-    "array one item short": (raw_key("k", ARR, array_head(tiny.U32, 5) + bytes(16)), "array 'k' of 5 items: needs 20", 41),
+    "array one item short": (raw_key("k", ARR, array_head(tiny.U32, 5) + bytes(16)), "'k' of 5 items: needs 20", 41),
     "first string of array too long": (
         raw_key("k", ARR, array_head(STR, 2) + struct.pack("<Q", 99) + bytes(16)), "array 'k', item 0", 49),
     "last string of array too long": (
@@ -253,7 +253,7 @@ def write_pair(folder: Path, first: list[Key], second: list[Key], names: tuple[s
 
 
 SPLIT_FAULTS = {
-    "no of the first": (split_keys(1, 2), split_keys(1, 2), r"m-00001.*split\.no is 1; by its name it must be 0"),
+    "no of the first": (split_keys(1, 2), split_keys(1, 2), r"m-00001.*split\.no is 1; by the file's name .* 0 "),
     "no counted from 1": (split_keys(1, 2), split_keys(2, 2), r"m-00001.*split\.no is 1"),
     "no missing": (split_keys(0, 2), split_keys(None, 2), r"m-00002.*split\.no is None"),
     "no is text": (split_keys(0, 2), split_keys("1", 2), r"m-00002.*split\.no is of type 8"),
@@ -277,10 +277,10 @@ def test_split_faults_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_split_name_that_does_not_tell_the_others(tmp_path: Path) -> None:
-    for name in ("model.gguf", "m-00001-of-00003.gguf", "m-1-of-2.gguf", "m-00001-of-00002.bin"):
-        path = tmp_path / name
+    for name in ("model", "m-00001-of-00003", "m-1-of-2", "m-00003-of-00002", "m-00000-of-00002"):
+        path = tmp_path / f"{name}.gguf"
         path.write_bytes(encode_gguf(split_keys(0, 2), [one()]))
-        with pytest.raises(ModelFileError, match=r"split\.count is 2, so the name must be …-0000N-of-00002\.gguf"):
+        with pytest.raises(ModelFileError, match=r"split\.count is 2, so the file must be named …-0000N-of-00002"):
             open_gguf(path)
 
 
@@ -294,12 +294,12 @@ def test_b40m_missing_shards_are_named(tmp_path: Path) -> None:
     shape = tiny.LlamaShape(layers=1, width=32, ff=32)
     paths = tiny.write_split(tmp_path, "m", tiny.llama_keys(shape), tiny.llama_tensors(shape), 6)
     paths[2].unlink()
-    with pytest.raises(ModelFileError, match=r"missing: m-00003-of-00006\.gguf$") as caught:
+    with pytest.raises(ModelFileError, match=r"missing: m-00003-of-00006\.gguf \(at") as caught:
         open_gguf(paths[1])
     assert caught.value.status == 422
     for number in (0, 3, 4):
         paths[number].unlink()
-    with pytest.raises(ModelFileError, match=r"missing: m-00001-of-00006\.gguf, m-00003.*, m-00004.* and 1 more$"):
+    with pytest.raises(ModelFileError, match=r"missing: m-00001-of-00006\.gguf, m-00003.*, m-00004.* and 1 more \(at"):
         open_gguf(paths[1])
     with pytest.raises(ModelFileError, match="no such file") as caught:
         open_gguf(paths[2])

@@ -151,8 +151,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     """A good file after up to four accidents: bytes set, a number written over, a cut, a piece removed or put in."""
     raw = bytearray(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(1, 4))):
-        # most positions in the first kilobyte: that is where the structure is
-        at = draw(st.integers(0, min(len(raw), 1024)) | st.integers(0, len(raw)))
+        # mostly behind the magic and in the first kilobyte: that is where the structure is
+        at = draw(st.sampled_from((0, 4, *range(8, 24), *range(24, 1024))) | st.integers(0, len(raw)))
         match draw(st.sampled_from(("set", "number", "cut", "remove", "splice"))):
             case "set":
                 raw[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
