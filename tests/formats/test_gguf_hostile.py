@@ -180,7 +180,7 @@ def read_all(model: GGUFFile) -> None:
         assert isinstance(value, (str, int, float, bool, list)) or value.ndim == 1
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=damaged())
 @example(raw=SEEDS[0])
 def test_b38_damaged_files_give_an_error_or_a_model(tmp_path: Path, raw: bytes) -> None:
