@@ -1,0 +1,200 @@
+"""Forced tool calls: `tool_choice` in the syntax of each template family, and answers behind a thought.  [B09]"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pantheon.engine import constraint as module
+from pantheon.engine.constraint import make_constraint
+from pantheon.engine.constraint_grammar import tool_syntax
+from pantheon.errors import BadRequest
+from tests.engine.constrained import TOKENIZER, N, run, valid
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"city": {"type": "string", "enum": ["Oslo", "Köln"]}},
+        },
+    },
+}
+NOTE = {
+    "type": "function",
+    "function": {
+        "name": "schreibe-Größe",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "tags": {"type": "array", "items": {"enum": ["x"]}, "maxItems": 2},
+            },
+            "required": ["text", "tags"],
+            "additionalProperties": False,
+        },
+    },
+}
+PLAIN = {"type": "function", "function": {"name": "ping"}}
+TOOLS = [WEATHER, NOTE, PLAIN]
+NAMES = {"get_weather", "schreibe-Größe", "ping"}
+
+
+def forced(choice: Any = "required", **options: Any) -> dict[str, Any]:
+    return {"type": "tools", "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False} | options
+
+
+def check_call(call: dict[str, Any], key: str = "arguments") -> str:
+    assert set(call) == {"name", key}
+    tool = next(t for t in TOOLS if t["function"]["name"] == call["name"])  # type: ignore[index]
+    schema = tool["function"].get("parameters", {"type": "object", "additionalProperties": False})  # type: ignore[union-attr, attr-defined]
+    arguments = call[key]
+    if call["name"] == "get_weather":
+        assert arguments["city"] in ("Oslo", "Köln") and 1 <= arguments.get("days", 1) <= 9
+    else:
+        assert valid(schema, arguments)
+    return str(call["name"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_required_forces_a_hermes_call(seed: int) -> None:
+    """[B09a]"""
+    text, complete = run(forced(), seed)
+    assert text.startswith("<tool_call>\n{")
+    if complete:
+        body = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", text, re.S)
+        assert body
+        check_call(json.loads(body[1]))
+
+
+@pytest.mark.parametrize("syntax", ["hermes", "llama3", "mistral", "xml"])
+def test_a_named_choice_gives_that_name_in_every_syntax(syntax: str) -> None:
+    """[B09a]"""
+    ended = 0
+    for seed in range(6):
+        text, complete = run(forced({"type": "function", "function": {"name": "get_weather"}}, syntax=syntax), seed)
+        assert "get_weather" in text and "ping" not in text
+        ended += complete
+        if not complete:
+            continue
+        if syntax == "hermes":
+            check_call(json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>")))
+        elif syntax == "llama3":
+            check_call(json.loads(text), "parameters")
+        elif syntax == "mistral":
+            check_call(json.loads(text.removeprefix("[TOOL_CALLS]"))[0])
+        else:
+            head = r"<tool_call>\n<function=get_weather>\n<parameter=city>\n\"(Oslo|Köln)\"\n</parameter>\n"
+            tail = r"(<parameter=days>\n[1-9]\n</parameter>\n)?</function>\n</tool_call>"
+            assert re.fullmatch(head + tail, text), text
+    assert ended >= 3
+
+
+def test_the_mistral_marker_is_the_control_token() -> None:
+    constraint = make_constraint(TOKENIZER, forced(syntax="mistral"))
+    assert constraint is not None
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert np.flatnonzero(logits == 0).tolist() == [TOKENIZER.token_id("[TOOL_CALLS]")]
+
+
+def test_a_user_defined_marker_is_spelled_by_its_token_as_the_tokenizer_would() -> None:
+    constraint = make_constraint(TOKENIZER, forced())
+    assert constraint is not None
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert logits[TOKENIZER.token_id("<tool_call>")] == 0
+
+
+def test_bare_strings_of_the_xml_form_stop_at_the_closing_tag() -> None:
+    choice = {"type": "function", "function": {"name": "schreibe-Größe"}}
+    constraint = make_constraint(TOKENIZER, forced(choice, syntax="xml"))
+    assert constraint is not None
+    text = "<tool_call>\n<function=schreibe-Größe>\n<parameter=text>\nx < y\n</b>\n</parameter>\n<parameter=tags>\n"
+    for token in TOKENIZER.encode(text + '["x"]\n</parameter>\n</function>\n</tool_call>'):
+        assert not constraint.done
+        constraint.accept(token)
+    assert constraint.done
+
+
+def test_parallel_calls_may_follow_when_allowed() -> None:
+    call = b'<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    for allowed in (True, False):
+        constraint = make_constraint(TOKENIZER, forced(parallel_tool_calls=allowed))
+        assert constraint is not None
+        for token in TOKENIZER.encode(call):
+            constraint.accept(token)
+        assert constraint.done is not allowed
+        if allowed:
+            for token in TOKENIZER.encode(b"\n" + call):
+                constraint.accept(token)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_other_choices_force_nothing(choice: Any) -> None:
+    """[B09c] none and auto leave the model free; the serving floor leaves tools out for none."""
+    assert make_constraint(TOKENIZER, forced(choice)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"tools": []}, "tool_choice"),
+        ({"syntax": "morse"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "x", "parameters": 3}}]}, "tools[0]"),
+    ],
+)
+def test_bad_tool_requests_name_the_field(options: dict[str, Any], param: str) -> None:
+    """[B09b]"""
+    with pytest.raises(BadRequest) as caught:
+        make_constraint(TOKENIZER, forced() | options)
+    assert caught.value.param == param
+
+
+def test_the_syntax_is_read_off_the_template() -> None:
+    assert tool_syntax("{{ '<tool_call>' }} {{ '{\"name\"' }}") == "hermes"
+    assert tool_syntax("<tool_call>\n<function=") == "xml"
+    assert tool_syntax("[TOOL_CALLS]") == "mistral"
+    assert tool_syntax("<|python_tag|>") == "llama3"
+    assert tool_syntax("{{ messages }}") == "hermes"
+
+
+def test_after_reasoning_the_answer_begins_behind_the_closing_tag() -> None:
+    constraint = make_constraint(TOKENIZER, {"type": "json_object"}, opens_reasoning=True)
+    assert constraint is not None
+    for byte in b"hm <b> {1} </thin </think>\n\n":
+        constraint.accept(byte)
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert logits[ord("x")] == -np.inf and logits[ord("{")] == 0
+    for byte in b"{}":
+        constraint.accept(byte)
+    assert constraint.done
+
+
+def test_thinking_may_not_end_the_answer() -> None:
+    constraint = make_constraint(TOKENIZER, forced(), opens_reasoning=True)
+    assert constraint is not None
+    constraint.accept(ord("a"))
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert logits[257] == -np.inf and logits[258] == -np.inf and logits[ord("z")] == 0
+
+
+def test_without_llguidance_a_forced_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "llguidance", None)
+    with pytest.raises(BadRequest, match="forced tool_choice can't be enforced") as caught:
+        make_constraint(TOKENIZER, forced())
+    assert caught.value.param == "tool_choice"
