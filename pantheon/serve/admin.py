@@ -1,7 +1,7 @@
 """POST /admin/models/load and /unload, GET /admin/dies [area K].
 
 A load is confined to the server's model folders and uses the loading code of the start.  State-changing routes take
-application/json only, which a foreign web page can not post without asking first (http_access.py refuses the page) [B44].
+application/json only, which a foreign web page can not post without asking first (http_access.py refuses it) [B44].
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ChatRequest:
     """One checked request.
 
     `max_tokens` None means until the model ends or the window is full.  `tool_choice` is auto, none, required or
-    named (then `tool_name` says which).  `response_format` is None for text, else in the form that make_constraint takes.
+    named (then `tool_name` says which).  `response_format` is None for text, else what make_constraint takes.
     """
 
     model: str | None

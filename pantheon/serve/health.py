@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pantheon.serve.context import App
 from pantheon.serve.http_request import Request
 from pantheon.serve.metrics import CONTENT_TYPE
@@ -10,6 +12,7 @@ from pantheon.serve.routes import Responder
 
 def get_health(app: App, request: Request, responder: Responder) -> None:
     """200 ok once a model answers; 503 while the first one loads, while there is none, and on the way out."""
+    body: dict[str, Any]
     if responder.stopping():
         status, body = 503, {"status": "stopping"}
     elif app.registry.count():

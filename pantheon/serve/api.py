@@ -1,0 +1,29 @@
+"""The table of routes: every path that Pantheon answers, in one place."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pantheon.serve import admin, completions, health, models_api, openai_chat
+from pantheon.serve.context import App
+from pantheon.serve.routes import Router
+
+
+def build_router(app: App) -> Router:
+    """All routes of one server; `GET /` is the router's own."""
+    router = Router()
+    for method, path, handler in (
+        ("GET", "/health", health.get_health),
+        ("GET", "/v1/health", health.get_health),
+        ("GET", "/ready", health.get_health),
+        ("GET", "/metrics", health.get_metrics),
+        ("GET", "/v1/models", models_api.list_models),
+        ("GET", "/v1/models/", models_api.get_model),
+        ("POST", "/v1/chat/completions", openai_chat.post_chat),
+        ("POST", "/v1/completions", completions.post_completion),
+        ("POST", "/admin/models/load", admin.post_load),
+        ("POST", "/admin/models/unload", admin.post_unload),
+        ("GET", "/admin/dies", admin.get_dies),
+    ):
+        router.add(method, path, partial(handler, app))
+    return router

@@ -1,0 +1,167 @@
+"""The JSON shapes of chat replies, whole and streamed (OpenAI chat completion object; field cases B11c, B16, B17).
+
+Pure: deltas and results in, JSON-ready dicts out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pantheon import __version__
+from pantheon.serve.context import new_id
+from pantheon.serve.generation import Delta, Logprob, Result, Step
+
+FINGERPRINT = f"pantheon-{__version__}"
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What all chunks of one reply share; `prefix` is chatcmpl or cmpl [X05]."""
+
+    object: str
+    model: str
+    prefix: str = "chatcmpl"
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", self.id or new_id(self.prefix))
+
+    def wrap(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """A whole reply or one chunk."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            **more,
+        }
+
+
+def usage(results: Sequence[Result]) -> dict[str, Any]:
+    """Tokens of a reply; several answers to one prompt count its tokens once."""
+    prompt = results[0].prompt_tokens if results else 0
+    return token_counts(prompt, sum(result.completion_tokens for result in results))
+
+
+def token_counts(prompt: int, completion: int) -> dict[str, Any]:
+    """The `usage` object."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def extras(results: Sequence[Result]) -> dict[str, Any]:
+    """Fields of our own: timings of the last answer, and whether the context was cut [M047]."""
+    capped = {"context_capped": True} if any(result.context_capped for result in results) else {}
+    return {"timings": results[-1].timings, **capped}
+
+
+# ---- whole ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Message:
+    """An answer as it is put together from its deltas."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        """Take one step."""
+        if step.logprob is not None:
+            self.logprobs.append(step.logprob)
+        for delta in step.deltas:
+            if delta.channel == "call":
+                function = {"name": delta.name, "arguments": delta.text}
+                self.calls.append({"id": delta.call_id, "type": "function", "function": function})
+            else:
+                (self.content if delta.channel == "content" else self.reasoning).append(delta.text)
+
+    def body(self) -> dict[str, Any]:
+        """The `message`: content is null only beside calls, the other keys are there when they hold something."""
+        text = "".join(self.content)
+        if self.calls and not text.strip():
+            text = ""
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def choice(index: int, message: Message, result: Result, with_logprobs: bool) -> dict[str, Any]:
+    """One entry of `choices` of a whole reply."""
+    return {
+        "index": index,
+        "message": message.body(),
+        "logprobs": logprob_body(message.logprobs) if with_logprobs else None,
+        "finish_reason": result.finish_reason,
+    }
+
+
+# ---- streamed -------------------------------------------------------------------------------------------------------
+
+
+def role_choice(index: int) -> dict[str, Any]:
+    """The first chunk of an answer: role, and an empty text."""
+    return _chunk(index, {"role": "assistant", "content": ""})
+
+
+def finish_choice(index: int, result: Result, rest: Sequence[Logprob] = ()) -> dict[str, Any]:
+    """The last one: no text, a reason; log-probabilities of tokens whose text was consumed go with it."""
+    return _chunk(index, {}, result.finish_reason, rest)
+
+
+def step_choices(index: int, deltas: Iterable[Delta], logprobs: Sequence[Logprob] = ()) -> Iterator[dict[str, Any]]:
+    """The chunks of one step; log-probabilities go with the first."""
+    for delta in deltas:
+        for part in _delta_parts(delta):
+            yield _chunk(index, part, None, logprobs)
+            logprobs = ()
+
+
+def _delta_parts(delta: Delta) -> Iterator[dict[str, Any]]:
+    if delta.channel == "content":
+        yield {"content": delta.text}
+    elif delta.channel == "reasoning":
+        yield {"reasoning_content": delta.text}
+    else:
+        # id, type and name come once, with empty arguments; then only pieces of arguments [B17]
+        function = {"name": delta.name, "arguments": ""}
+        yield {"tool_calls": [{"index": delta.index, "id": delta.call_id, "type": "function", "function": function}]}
+        yield {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+
+
+def _chunk(
+    index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Sequence[Logprob] = ()
+) -> dict[str, Any]:
+    found = logprob_body(logprobs) if logprobs else None
+    return {"index": index, "delta": delta, "logprobs": found, "finish_reason": reason}
+
+
+# ---- log-probabilities ----------------------------------------------------------------------------------------------
+
+
+def logprob_body(logprobs: Iterable[Logprob]) -> dict[str, Any]:
+    """`logprobs` of a choice: one item per token [B11c]."""
+    content = []
+    for item in logprobs:
+        top = [_token(data, value) for data, value in item.top]
+        content.append({**_token(item.token, item.logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _token(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}

@@ -1,0 +1,297 @@
+"""The one generation path: prompt -> context check -> prefill -> decode -> detokenizer -> emitter -> deltas [M079].
+
+Streamed and whole answers, chats and plain completions all run through `Generation`, so that they can not differ.
+The caller holds the entry's gen_lock.  Must not know HTTP or the shape of a reply.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pantheon.engine.constraint import make_constraint
+from pantheon.engine.constraint_grammar import tool_syntax
+from pantheon.engine.generate import Token, check_fits, generate, never
+from pantheon.engine.sampler import Constraint, SamplingParams
+from pantheon.errors import BadRequest
+from pantheon.serve.chat_request import ChatRequest
+from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, THINK, Emitter, Event, ToolFormat
+from pantheon.serve.tool_calls import parse_tool_block
+from pantheon.text.detokenizer import Detokenizer
+from pantheon.text.messages import normalise
+from pantheon.text.prompt import build_prompt
+
+if TYPE_CHECKING:
+    from pantheon.accel.executor import RunnerState
+    from pantheon.engine.model import Model
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer to make, checked against the model: nothing is left to refuse.
+
+    `limit` is the most tokens it may have, cut to the room in the context.  `tools` are the offered functions, name ->
+    parameter schema; `format` is how the model writes calls of them, None when it may not.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    limit: int
+    stop: tuple[str, ...] = ()
+    format: ToolFormat | None = None
+    tools: dict[str, Any] = field(default_factory=dict)
+    max_calls: int | None = None
+    opens_reasoning: bool = False
+    parse_reasoning: bool = True
+    new_constraint: Callable[[], Constraint | None] = lambda: None
+    ignore_eog: bool = False
+
+    def choice(self, index: int) -> Job:
+        """The job of the index-th answer of several: a given seed counts up."""
+        if index == 0 or self.params.seed is None:
+            return self
+        return replace(self, params=replace(self.params, seed=(self.params.seed + index) % (1 << 64)))
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an answer.  channel "call": one whole tool call, numbered from 0 by `index`; `text` is its arguments
+    (JSON)."""
+
+    channel: Literal["reasoning", "content", "call"]
+    text: str
+    index: int = 0
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """What the model thought of one token: its bytes, its log-probability, the likeliest alternatives."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one token brought: deltas (none while text is held back) and its log-probability when asked for."""
+
+    deltas: list[Delta]
+    logprob: Logprob | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an answer ended [M054].  `completion_tokens` counts tokens whose text was delivered or consumed (by a stop
+    string, a marker or a tool call); the end-of-generation token is none of them [M046].  Times in ms."""
+
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_ms: float
+    predicted_ms: float
+    context_capped: bool = False
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """The figures that llama.cpp's clients read."""
+        rate = 1000 * self.completion_tokens / self.predicted_ms if self.predicted_ms > 0 else 0.0
+        return {
+            "prompt_n": self.prompt_tokens,
+            "prompt_ms": round(self.prompt_ms, 3),
+            "predicted_n": self.completion_tokens,
+            "predicted_ms": round(self.predicted_ms, 3),
+            "predicted_per_second": round(rate, 3),
+        }
+
+
+def prepare_chat(model: Model, request: ChatRequest) -> Job:
+    """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids."""
+    check_bias(request.params, model.n_vocab)
+    offered = [] if request.tool_choice == "none" else list(request.tools)
+    messages = normalise(request.messages, model.template)
+    prompt = build_prompt(model.tokenizer, model.template, messages, offered or None, **request.template_kwargs)
+    limit = room(prompt.ids, model.n_ctx, request.max_tokens)
+    syntax = tool_syntax(model.template.source)
+    spec = _constraint_spec(request, offered, syntax)
+
+    def new_constraint() -> Constraint | None:
+        return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning) if spec else None
+
+    new_constraint()
+    # an answer that must be JSON of its own is no call
+    may_call = bool(offered) and (spec is None or spec["type"] == "tools")
+    return Job(
+        prompt_ids=prompt.ids,
+        params=request.params,
+        limit=limit,
+        stop=request.stop,
+        format=(LLAMA3_TOOLS if syntax == "llama3" else COMMON_TOOLS) if may_call else None,
+        tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
+        max_calls=None if request.parallel_tool_calls else 1,
+        opens_reasoning=prompt.opens_reasoning,
+        new_constraint=new_constraint,
+        ignore_eog=request.ignore_eog,
+    )
+
+
+def _constraint_spec(request: ChatRequest, offered: list[dict[str, Any]], syntax: str) -> dict[str, Any] | None:
+    if request.tool_choice in ("required", "named"):
+        named = {"type": "function", "function": {"name": request.tool_name}}
+        return {
+            "type": "tools",
+            "tools": offered,
+            "tool_choice": named if request.tool_choice == "named" else "required",
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "syntax": syntax,
+        }
+    return request.response_format
+
+
+def check_bias(params: SamplingParams, n_vocab: int) -> None:
+    """Raise BadRequest for a logit_bias id that the model does not have [B11d]."""
+    for token, _ in params.logit_bias:
+        if token >= n_vocab:
+            raise BadRequest(f"logit_bias: token {token} is outside the vocabulary of {n_vocab}", param="logit_bias")
+
+
+def room(prompt_ids: Sequence[int], n_ctx: int, max_tokens: int | None, param: str = "messages") -> int:
+    """The cap clamped to the room that the prompt leaves [B06e].  Raises BadRequest, param as given [B26]."""
+    if not prompt_ids:
+        raise BadRequest("the prompt is empty", param=param)
+    try:
+        check_fits(len(prompt_ids), n_ctx)
+    except BadRequest as fault:
+        fault.param = param
+        raise
+    left = n_ctx - len(prompt_ids)
+    return left if max_tokens is None else min(left, max_tokens)
+
+
+class Generation:
+    """One run of a job.  Iterate over its steps once; then `result` is set.
+
+    Raises Cancelled out of the iteration when `cancelled` says yes; leaving the iteration early ends the run.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        state: RunnerState,
+        job: Job,
+        *,
+        cancelled: Callable[[], bool] = never,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.result: Result | None = None
+        self.tokens = 0
+        self._model, self._state, self._job = model, state, job
+        self._cancelled, self._on_prefill = cancelled, on_prefill
+        self._tokenizer = model.tokenizer
+        self._detokenizer = Detokenizer(model.tokenizer)
+        self._emitter = Emitter(
+            job.stop,
+            starts_in_reasoning=job.opens_reasoning,
+            parse_reasoning=job.parse_reasoning,
+            tools=job.format,
+        )
+        self._markers = _markers(job)
+        self._calls = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        job = self._job
+        began = first = time.perf_counter()
+        run = generate(
+            self._model,
+            self._state,
+            job.prompt_ids,
+            job.params,
+            max_tokens=job.limit,
+            cancelled=self._cancelled,
+            on_prefill=self._on_prefill,
+            constraint=job.new_constraint(),
+            ignore_eog=job.ignore_eog,
+        )
+        reason: Literal["stop", "length"] | None = None
+        for token in run:
+            if token.n == 1:
+                first = time.perf_counter()
+            step = self._take(token)
+            reason = self._end(token)
+            if reason is not None:
+                # before the last step goes out, so that its reader may already ask
+                self._finish(reason, began, first)
+            yield step
+            if reason is not None:
+                return
+
+    def _take(self, token: Token) -> Step:
+        """One token's deltas; with the last one, all that was held back."""
+        self.tokens += not token.is_eog
+        events = [] if token.is_eog else self._emitter.feed(self._text(token.id))
+        if token.is_last:
+            events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
+        deltas = [delta for event in events for delta in self._deltas(event)]
+        return Step(deltas, None if token.is_eog else self._logprob(token))
+
+    def _text(self, token: int) -> str:
+        """What a token adds to the text: a marker that is a control token must be seen by the emitter."""
+        if self._tokenizer.is_control(token) and (text := self._tokenizer.token_text(token)) in self._markers:
+            return self._detokenizer.flush() + text
+        return self._detokenizer.push(token)
+
+    def _deltas(self, event: Event) -> Iterator[Delta]:
+        if event.channel != "tool":
+            yield Delta(event.channel, event.text)
+            return
+        # a bare JSON object may be anything: only the name of a tool makes it a call
+        names = set(self._job.tools) if event.text.lstrip().startswith("{") else None
+        calls, leftover = parse_tool_block(event.text, names, self._job.tools)
+        for call in calls:
+            if self._job.max_calls is None or self._calls < self._job.max_calls:
+                yield Delta("call", call.arguments, self._calls, f"call_{secrets.token_hex(12)}", call.name)
+                self._calls += 1
+        if leftover:
+            yield Delta("content", leftover)
+
+    def _end(self, token: Token) -> Literal["stop", "length"] | None:
+        """Whether, and why, the answer ends with this token."""
+        if self._emitter.stopped is not None:
+            return "stop"
+        if self._job.max_calls is not None and self._calls >= self._job.max_calls:
+            return "stop"
+        if not token.is_last:
+            return None
+        # a constraint that is complete ends the run below the limit
+        return "stop" if token.is_eog or token.n < self._job.limit else "length"
+
+    def _finish(self, reason: Literal["stop", "length"], began: float, first: float) -> None:
+        self.result = Result(
+            finish_reason="tool_calls" if self._calls and reason == "stop" else reason,
+            prompt_tokens=len(self._job.prompt_ids),
+            completion_tokens=self.tokens,
+            prompt_ms=1000 * (first - began),
+            predicted_ms=1000 * (time.perf_counter() - first),
+        )
+
+    def _logprob(self, token: Token) -> Logprob | None:
+        if token.logprob is None:
+            return None
+        top = tuple((self._bytes(other), value) for other, value in token.top)
+        return Logprob(self._bytes(token.id), token.logprob, top)
+
+    def _bytes(self, token: int) -> bytes:
+        # a model may have more rows than its tokenizer has texts
+        return self._tokenizer.token_bytes(token, special=True) if token < self._tokenizer.n_vocab else b""
+
+
+def _markers(job: Job) -> frozenset[str]:
+    found = {THINK, "</think>"} if job.parse_reasoning else set()
+    for opening, closing_marker in job.format.blocks if job.format else ():
+        found |= {opening, closing_marker or opening}
+    return frozenset(found)

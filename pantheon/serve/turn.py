@@ -1,0 +1,116 @@
+"""One request's right to generate: model found, lock taken, cancel reasons told apart, everything given back.
+
+Shared by the chat and the completions API.  Must not know the shape of a request or a reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pantheon import log
+from pantheon.errors import Cancelled, PantheonError, Unavailable
+from pantheon.serve.context import App
+from pantheon.serve.generation import Generation, Job, Result
+from pantheon.serve.registry import Entry
+from pantheon.serve.routes import Responder
+
+if TYPE_CHECKING:
+    from pantheon.accel.executor import RunnerState
+    from pantheon.engine.model import Model
+
+_log = log.logger("serve")
+
+
+class Turn:
+    """Holds an entry and its gen_lock for one request."""
+
+    def __init__(self, app: App, entry: Entry, responder: Responder) -> None:
+        assert entry.model is not None and entry.state is not None
+        self.entry = entry
+        self.model: Model = entry.model
+        self.state: RunnerState = entry.state
+        self._app, self._responder = app, responder
+        self._deadline = app.clock.monotonic() + app.request_timeout_s
+        self._timed_out = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Says which model really answered [X25]."""
+        return {"X-Pantheon-Model": self.entry.name}
+
+    def cancelled(self) -> bool:
+        """Asked before each prefill chunk and each decode step."""
+        self._timed_out = self._app.clock.monotonic() >= self._deadline
+        return self._timed_out or self.entry.evicting.is_set() or self._responder.should_stop()
+
+    def reason(self, fault: Cancelled) -> PantheonError:
+        """What a client that is still there is told about a cancelled generation."""
+        if self.entry.evicting.is_set():
+            return Unavailable(f"the model {self.entry.name!r} was unloaded", code="model_unloading", retry_after=5)
+        if self._timed_out:
+            limit = self._app.request_timeout_s
+            return PantheonError(f"the request ran into its limit of {limit:g} s", status=504, code="request_timeout")
+        return fault
+
+    def run(
+        self,
+        job: Job,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """A generation on this turn's model."""
+        return Generation(
+            self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill
+        )
+
+    def note(self, run: Generation) -> Result:
+        """Count and log a generation that is complete."""
+        result = run.result
+        assert result is not None, "a generation that was not read to its end"
+        metrics = self._app.metrics
+        metrics.add("prompt_tokens_total", result.prompt_tokens)
+        metrics.add("completion_tokens_total", result.completion_tokens)
+        metrics.add("generation_seconds_total", (result.prompt_ms + result.predicted_ms) / 1000)
+        _log.info(
+            "answered %s",
+            log.fields(
+                model=self.entry.name,
+                prompt=result.prompt_tokens,
+                completion=result.completion_tokens,
+                finish=result.finish_reason,
+                prompt_ms=result.prompt_ms,
+                tok_s=result.timings["predicted_per_second"],
+            ),
+        )
+        return result
+
+
+@contextmanager
+def turn(app: App, name: str | None, responder: Responder) -> Iterator[Turn]:
+    """Acquire the entry for `name` and its gen_lock.
+
+    Raises NotFound, Unavailable or Busy at once; afterwards whatever the body raises, a Cancelled replaced by what
+    the client should hear.
+    """
+    outcome = "error"
+    try:
+        with app.registry.lease(name, strict=app.strict_model) as entry, app.registry.generation(entry):
+            mine = Turn(app, entry, responder)
+            app.metrics.add("requests_in_flight")
+            try:
+                yield mine
+            except Cancelled as fault:
+                outcome = "cancelled"
+                app.metrics.add("cancelled_total")
+                _log.info("cancelled %s", log.fields(model=entry.name))
+                raise mine.reason(fault) from None
+            finally:
+                app.metrics.add("requests_in_flight", -1)
+        outcome = "ok"
+    except PantheonError as fault:
+        outcome = outcome if outcome == "cancelled" else fault.code or fault.type
+        raise
+    finally:
+        app.metrics.add("requests_total", outcome=outcome)
