@@ -61,6 +61,7 @@ _TABLE = (
     Setting("PN_SLOW_DECODE_MS", integer(0, 60_000), 0, "ms", "test seam: sleep so long before each decode step"),
     Setting("PN_FAIL_AT", _text, "", "points", "test seam: `point[@k],…` raises at the k-th hit of a failure point"),
     Setting("PN_HOST_ROOT", _text, "/", "folder", "test seam: folder that stands for / when host signals are read"),
+    Setting("PN_CHAT_CHATML_THINK", integer(0, 1), 0, "0 or 1", "open each ChatML answer with <think>"),
     Setting("QWEN35_GPU_FULL_LOGITS", _refuse, None, "-", "refused: the server does not start while it is set"),
 )
 

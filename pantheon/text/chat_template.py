@@ -21,7 +21,7 @@ from pantheon.text.template_family import family
 from pantheon.text.template_guard import MAX_CHARS, Guard, LimitExceeded, guarded, limit_chars
 
 #: characters of a template's source; the largest known is below 40 000
-MAX_SOURCE_CHARS = 256 * 1024
+MAX_SOURCE_CHARS = 128 * 1024
 _COMPILE_SECONDS = 10.0
 _MAX_MESSAGE_CHARS = 500
 
@@ -186,7 +186,8 @@ _CHATML = """\
 {%- set ns = namespace(system='') -%}
 {%- if messages and messages[0].role == 'system' -%}{%- set ns.system = text(messages[0]) -%}{%- endif -%}
 {%- if tools -%}
-{%- set ns.system = (ns.system + '\\n\\n' if ns.system else '') + head + (tools | map('tojson') | join('\\n')) + tail -%}
+{%- set listed = head + (tools | map('tojson') | join('\\n')) + tail -%}
+{%- set ns.system = (ns.system + '\\n\\n' if ns.system else '') + listed -%}
 {%- endif -%}
 {%- if ns.system or (messages and messages[0].role == 'system') -%}
 {{- '<|im_start|>system\\n' + ns.system + '<|im_end|>\\n' -}}

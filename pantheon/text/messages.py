@@ -1,31 +1,33 @@
-"""Messages as clients send them, made ready for a template.
+"""Messages as clients send them, made ready for a template [B01-B04, B35; ARCH.md §9].
 
 First each message is checked and brought into one form (text joined, arguments parsed, nulls dropped); then, if the
-template refuses the list as it is, ever more tolerant forms are tried until one renders.  Pure: the input is not
-changed; the only effect asked of a template is to render.  [B01-B04, B35; ARCH.md §9]
+template refuses the list as it is, the forms of template_forms are tried until one renders.  Pure: the input is not
+changed, normalising twice changes nothing, and the only effect asked of a template is to render.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from typing import Any
+import re
+from typing import Any, Protocol
 
 from pantheon.errors import BadRequest, PantheonError
-from pantheon.text.prompt import Renders
+from pantheon.text.template_forms import FORMS, Message, calls_as_text
+from pantheon.text.template_values import ToolCall, parse_arguments
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
+_DEVELOPER = re.compile(r"['\"]developer['\"]")
 
-Message = dict[str, Any]
 
+class Renders(Protocol):
+    """A chat template, as far as messages and prompts need one."""
 
-class JsonArguments(dict[str, Any]):
-    """Arguments of a call: a mapping for templates that walk it, JSON text for those that print it."""
+    @property
+    def source(self) -> str: ...
 
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
+    def render(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any) -> str: ...
 
 
 def normalise(
@@ -33,48 +35,74 @@ def normalise(
 ) -> list[Message]:
     """The list that the template renders.
 
+    `tools` and `kwargs`: what the prompt will be rendered with, where a template decides by them.
     Raises BadRequest naming messages[i]… for what is malformed, and with the template's own message when it refuses
     every form.
     """
     clean = check(messages)
-    if "developer" not in template.source:
+    if not _DEVELOPER.search(template.source):
         clean = [{**m, "role": "system"} if m["role"] == "developer" else m for m in clean]
+    if "tool_calls" not in template.source:
+        clean = calls_as_text(clean)
+    return fit(clean, template, tools, **kwargs)
+
+
+def fit(messages: list[Message], template: Renders, tools: Any = None, **kwargs: Any) -> list[Message]:
+    """The first form of checked messages that the template renders without dropping a later system turn."""
     refusal: PantheonError | None = None
+    lossy: list[Message] | None = None
     tried: list[list[Message]] = []
-    for form in _FORMS:
-        candidate = form(clean)
+    for form in FORMS:
+        candidate = form(messages)
         if candidate in tried:
             continue
         tried.append(candidate)
-        fault = _refusal(template, candidate, tools, kwargs)
-        if fault is None:
+        try:
+            text = render(template, candidate, tools, **kwargs)
+        except PantheonError as fault:
+            refusal = refusal or fault
+            if not getattr(fault, "refused", True):
+                break  # stopped for what it spends: no other form would cost less
+            continue
+        if not _drops_system(candidate, text):
             return candidate
-        refusal = refusal or fault
-        if fault.code == "template_limit":
-            break
-    assert refusal is not None
+        lossy = lossy or candidate
+    if lossy is not None:
+        return lossy
+    assert refusal is not None  # every form either rendered or refused
+    refusal.param = refusal.param or "messages"
     raise refusal
 
 
-def _refusal(template: Renders, messages: list[Message], tools: Any, kwargs: Any) -> PantheonError | None:
-    """None when the template renders, with `tools` None or empty alike."""
-    fault: PantheonError | None = None
-    for offered in (tools,) if tools else (None, []):
+def render(
+    template: Renders, messages: list[Message], tools: Any, add_generation_prompt: bool = True, **kwargs: Any
+) -> str:
+    """Render with the tools as given; without any, also with an empty list, which Hermes' templates insist on."""
+    try:
+        return template.render(messages, tools or None, add_generation_prompt, **kwargs)
+    except PantheonError:
+        if tools:
+            raise
         try:
-            template.render(messages, offered, **kwargs)
-            return None
-        except PantheonError as refused:
-            fault = fault or refused
-    return fault
+            return template.render(messages, [], add_generation_prompt, **kwargs)
+        except PantheonError:
+            pass
+        raise
 
 
-# ---- one message -----------------------------------------------------------------------------------------------
+def _drops_system(messages: list[Message], text: str) -> bool:
+    """Some templates read the first (or the last) system turn and lose the others without a word [B03]."""
+    turns = [m["content"].strip() for m in messages if m["role"] in ("system", "developer")]
+    return len(turns) + (messages[0]["role"] not in ("system", "developer")) > 1 and any(t not in text for t in turns)
+
+
+# -- one message -----------------------------------------------------------------------------------------------------
 
 
 def check(messages: Any) -> list[Message]:
     """Every message in one form: role, content text, and what else templates read.  Raises BadRequest."""
     if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages must be a list with at least one message", param="messages")
+        raise BadRequest("messages must be a list of at least one message", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -82,27 +110,30 @@ def _message(message: Any, at: str) -> Message:
     if not isinstance(message, dict):
         raise BadRequest(f"{at} must be an object", param=at)
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRequest(f"{at}.role must be one of {', '.join(ROLES)}, not {role!r:.60}", param=f"{at}.role")
-    clean: Message = {"role": role}
-    calls = _calls(message.get("tool_calls"), at) if role == "assistant" else []
     content = _content(message.get("content"), at)
     if content is None and role != "assistant":
         raise BadRequest(f"{at}.content is missing", param=f"{at}.content")
-    # some templates join `content` to text whatever else there is
-    clean["content"] = content or ""
-    for key, kind in (("name", str), ("tool_call_id", str), ("reasoning_content", str)):
-        if isinstance(message.get(key), kind):
-            clean[key] = message[key]
-    if role == "assistant" and isinstance(message.get("reasoning"), str):
-        clean.setdefault("reasoning_content", message["reasoning"])
-    if calls:
-        clean["tool_calls"] = calls
+    # some templates join `content` to text whatever else there is, so it is never left out
+    clean: Message = {"role": role, "content": content or ""}
+    for key, value in message.items():
+        if value is None or key in ("role", "content", "tool_calls"):
+            continue
+        if key in _STRINGS and not isinstance(value, str):
+            raise BadRequest(f"{at}.{key} must be a string", param=f"{at}.{key}")
+        clean[key] = value
+    if role == "assistant":
+        if "reasoning" in clean:
+            clean.setdefault("reasoning_content", clean["reasoning"])
+        calls = _calls(message.get("tool_calls"), at)
+        if calls:  # an empty list would count as calls for templates that ask whether the key is defined
+            clean["tool_calls"] = calls
     return clean
 
 
 def _content(content: Any, at: str) -> str | None:
-    """The joined text of a string or of a list of parts; None for null or nothing."""
+    """The joined text of a string or of a list of parts; None for null or nothing [B01]."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -111,19 +142,20 @@ def _content(content: Any, at: str) -> str | None:
 
 
 def _part(part: Any, at: str) -> str:
+    if isinstance(part, str):
+        return part
     if not isinstance(part, dict):
         raise BadRequest(f"{at} must be an object with a type", param=at)
-    key = _TEXT_PARTS.get(str(part.get("type")))
+    kind = part.get("type")
+    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise BadRequest(
-            f"{at}.type is {part.get('type')!r:.60}: this server reads text parts only", param=f"{at}.type"
-        )
+        raise BadRequest(f"{at}.type {kind!r:.60} can't be used: this server reads text parts only", param=f"{at}.type")
     if not isinstance(part.get(key), str):
         raise BadRequest(f"{at}.{key} must be a string", param=f"{at}.{key}")
     return str(part[key])
 
 
-def _calls(calls: Any, at: str) -> list[Message]:
+def _calls(calls: Any, at: str) -> list[ToolCall]:
     if calls is None:
         return []
     if not isinstance(calls, list):
@@ -131,119 +163,19 @@ def _calls(calls: Any, at: str) -> list[Message]:
     return [_call(call, f"{at}.tool_calls[{j}]") for j, call in enumerate(calls)]
 
 
-def _call(call: Any, at: str) -> Message:
-    function = call.get("function") if isinstance(call, dict) else None
+def _call(call: Any, at: str) -> ToolCall:
+    if not isinstance(call, dict):
+        raise BadRequest(f"{at} must be an object", param=at)
+    function = call.get("function")
     if not isinstance(function, dict):
         raise BadRequest(f"{at}.function must be an object", param=f"{at}.function")
-    name = function.get("name")
+    name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{at}.function.name must be a string that is not empty", param=f"{at}.function.name")
-    arguments = _arguments(function.get("arguments"), f"{at}.function.arguments")
-    clean: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    if isinstance(call.get("id"), str):
-        clean["id"] = call["id"]
-    # Qwen3-Coder and its kind read the call itself
-    return {**clean, "name": name, "arguments": arguments}
-
-
-def _arguments(arguments: Any, at: str) -> JsonArguments | str:
-    """The JSON text of the wire as a mapping; text that is no object stays as it is."""
-    if isinstance(arguments, dict):
-        return JsonArguments(arguments)
-    if arguments is None or arguments == "":
-        return JsonArguments()
-    if not isinstance(arguments, str):
-        raise BadRequest(f"{at} must be a string", param=at)
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return JsonArguments(value) if isinstance(value, dict) else arguments
-
-
-# ---- forms, each more tolerant than the one before -----------------------------------------------------------------
-
-
-def _as_is(messages: list[Message]) -> list[Message]:
-    return messages
-
-
-def _one_system(messages: list[Message]) -> list[Message]:
-    """Every system and developer turn joined to one at the front [B03]."""
-    texts = [m["content"] for m in messages if m["role"] in ("system", "developer")]
-    rest = [m for m in messages if m["role"] not in ("system", "developer")]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *rest] if texts else rest
-
-
-def _merged(messages: list[Message]) -> list[Message]:
-    """Neighbours of the same role joined with a blank line; turns with calls and tool results stay apart [B04]."""
-    out: list[Message] = []
-    for message in _one_system(messages):
-        last = out[-1] if out else None
-        plain = message["role"] != "tool" and "tool_calls" not in message
-        if last and plain and last["role"] == message["role"] and "tool_calls" not in last:
-            out[-1] = {**last, "content": "\n\n".join(t for t in (last["content"], message["content"]) if t)}
-        else:
-            out.append(message)
-    return out
-
-
-def _folded_system(messages: list[Message]) -> list[Message]:
-    """For templates without a system role: its text opens the first user turn."""
-    merged = _one_system(messages)
-    if merged[0]["role"] != "system":
-        return _merged(messages)
-    system, rest = merged[0]["content"], merged[1:]
-    first = next((i for i, m in enumerate(rest) if m["role"] == "user"), None)
-    if first is None:
-        return _merged([{"role": "user", "content": system}, *rest])
-    text = "\n\n".join(t for t in (system, rest[first]["content"]) if t)
-    return _merged([*rest[:first], {**rest[first], "content": text}, *rest[first + 1 :]])
-
-
-def _short_ids(messages: list[Message]) -> list[Message]:
-    """Call ids of nine letters and digits, which Mistral's templates insist on."""
-
-    def short(call_id: str) -> str:
-        return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
-
-    out = []
-    for message in messages:
-        if isinstance(message.get("tool_call_id"), str):
-            message = {**message, "tool_call_id": short(message["tool_call_id"])}
-        if "tool_calls" in message:
-            calls = [{**call, "id": short(call.get("id", str(i)))} for i, call in enumerate(message["tool_calls"])]
-            message = {**message, "tool_calls": calls}
-        out.append(message)
-    return out
-
-
-def _parsed_only(messages: list[Message]) -> list[Message]:
-    """Arguments that are no JSON object, wrapped into one, for templates that walk them [B35]."""
-    out = []
-    for message in messages:
-        calls = [_wrap_arguments(call) for call in message.get("tool_calls", [])]
-        out.append({**message, "tool_calls": calls} if calls else message)
-    return out
-
-
-def _wrap_arguments(call: Message) -> Message:
-    text = call["arguments"]
-    if not isinstance(text, str):
-        return call
-    wrapped = JsonArguments(arguments=text)
-    return {**call, "arguments": wrapped, "function": {**call["function"], "arguments": wrapped}}
-
-
-def _then(
-    outer: Callable[[list[Message]], list[Message]], inner: Callable[[list[Message]], list[Message]]
-) -> Callable[[list[Message]], list[Message]]:
-    return lambda messages: outer(inner(messages))
-
-
-_ORDERS = (_as_is, _one_system, _merged, _folded_system)
-_FORMS = (
-    *_ORDERS,
-    *(_then(_short_ids, order) for order in _ORDERS),
-    *(_then(_parsed_only, order) for order in _ORDERS),
-)
+    if not isinstance(arguments, (str, dict, type(None))):
+        raise BadRequest(f"{at}.function.arguments must be a JSON string", param=f"{at}.function.arguments")
+    if call.get("id") is not None and not isinstance(call["id"], str):
+        raise BadRequest(f"{at}.id must be a string", param=f"{at}.id")
+    parsed = arguments if type(arguments) is not dict and isinstance(arguments, dict) else parse_arguments(arguments)
+    clean = {key: value for key, value in call.items() if value is not None}
+    return ToolCall({**clean, "type": "function", "function": {"name": name, "arguments": parsed}})

@@ -124,7 +124,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=self.printed,
         )
         self.filters = build_filters()
-        self.tests = build_tests(self.tests)
+        self.tests = build_tests()  # type: ignore[assignment]
         self.filters["tojson"] = to_json
         self.filters[_ITERABLE] = _iterable
         self.globals.clear()
@@ -189,22 +189,22 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         guard.operands(operator, left, right)
         return current.shallow(self.binop_table[operator](left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         current = guard.current()
         current.tick()
-        owner = getattr(__obj, "__self__", None)
+        owner = getattr(obj, "__self__", None)
         positional: Sequence[Any] = args
-        if isinstance(__obj, (types.BuiltinMethodType, types.MethodType)) and isinstance(owner, _VALUES):
-            name = __obj.__name__
+        if isinstance(obj, (types.BuiltinMethodType, types.MethodType)) and isinstance(owner, _VALUES):
+            name = obj.__name__
             if not guard.is_allowed_method(owner, name):
                 raise SecurityError(f"{type(owner).__name__}.{name}() is not offered to chat templates")
             if isinstance(owner, str):
                 positional = guard.method(owner, name, args, kwargs)
-        elif isinstance(__obj, types.BuiltinMethodType) or (isinstance(__obj, type) and __obj not in _TYPES):
-            raise SecurityError(f"{__obj!r} is not safely callable")
-        elif isinstance(__obj, LoopContext) and args and isinstance(args[0], str):
+        elif isinstance(obj, types.BuiltinMethodType) or (isinstance(obj, type) and obj not in _TYPES):
+            raise SecurityError(f"{obj!r} is not safely callable")
+        elif isinstance(obj, LoopContext) and args and isinstance(args[0], str):
             guard.limit_items(len(args[0]))
-        result = super().call(__context, __obj, *positional, **kwargs)
+        result = super().call(context, obj, *positional, **kwargs)
         if result is owner or (isinstance(owner, dict) and isinstance(result, str)):
             return result  # what was there before is not new
         return current.deep(result)

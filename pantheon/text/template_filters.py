@@ -14,10 +14,12 @@ from typing import Any
 
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context
+from jinja2.tests import TESTS
 from jinja2.utils import _PassArg, pass_context
 
 from pantheon.text import template_guard as guard
 
+_TESTS: Mapping[str, Any] = TESTS
 Judge = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 
 # what only picks one of the values that exist already
@@ -31,9 +33,9 @@ def build_filters() -> dict[str, Callable[..., Any]]:
     return table
 
 
-def build_tests(tests: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+def build_tests() -> dict[str, Callable[..., Any]]:
     """Every test of Jinja, counted as a step."""
-    return {name: _wrapped(name, function, None) for name, function in tests.items()}
+    return {name: _wrapped(name, function, None) for name, function in _TESTS.items()}
 
 
 def _wrapped(name: str, function: Callable[..., Any], judge: Judge | None) -> Callable[..., Any]:
@@ -87,7 +89,7 @@ def _sum(context: Context, iterable: Any, attribute: str | int | None = None, st
 
 @pass_context
 def _list(context: Context, value: Any) -> list[Any]:
-    return guard.current().shallow(guard.bounded(value))  # type: ignore[no-any-return]
+    return guard.current().shallow(guard.bounded(value))
 
 
 # -- judges ----------------------------------------------------------------------------------------------------------
