@@ -1,6 +1,6 @@
 """Tokenizer speed on one core: megabytes of text a second, on prose, code and hostile text.
 
-    python tools/bench_tokenizer.py MODEL.gguf [TEXT FILE]
+    python tools/bench_tokenizer.py [MODEL.gguf [TEXT FILE]]
 
 Prose is made of English words with a natural spread of lengths and repeats unless a file is given.  Each row encodes
 with a new tokenizer (cold word cache) and then again (warm); rates are per second of CPU time, so that other work on the
@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from pantheon.engine.default_model import need_default_model
 from pantheon.formats.gguf import open_gguf
 from pantheon.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -76,11 +77,11 @@ def stall(tokenizer: Tokenizer, text: str) -> float:
 def main() -> None:
     """Print one row a text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a GGUF file with a vocabulary")
+    parser.add_argument("model", type=Path, nargs="?", help="a GGUF file with a vocabulary (default: SmolLM2)")
     parser.add_argument("text", type=Path, nargs="?", help="a text file instead of made-up prose")
     parser.add_argument("--size", type=int, default=1_000_000, help="characters of prose (default 1000000)")
     args = parser.parse_args()
-    with open_gguf(args.model) as file:
+    with open_gguf(args.model or need_default_model()) as file:
         metadata = dict(file.metadata)
     began = time.perf_counter()
     load_tokenizer(metadata)
