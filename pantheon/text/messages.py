@@ -1,4 +1,4 @@
-"""Messages as clients send them, made ready for a template [B01-B04, B35; ARCH.md §9].
+"""Messages as clients send them, made ready for a template [B01-B04, B35].
 
 First each message is checked and brought into one form (text joined, arguments parsed, nulls dropped); then, if the
 template refuses the list as it is, the forms of template_forms are tried until one renders.  Pure: the input is not

@@ -1,7 +1,7 @@
 """Forms of one conversation, each more tolerant than the one before, for templates that refuse it as it is.
 
 Every form is a pure function from normalised messages to normalised messages that keeps every text and its order.
-[B03, B04, B35; ARCH.md §9: Gemma-2, Llama-3, Mistral]  This module must not know templates or requests.
+[B03, B04, B35 for Gemma-2, Llama-3, Mistral]  This module must not know templates or requests.
 """
 
 from __future__ import annotations
