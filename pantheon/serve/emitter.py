@@ -16,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -23,6 +24,9 @@ from typing import Literal, NamedTuple
 Channel = Literal["reasoning", "content", "tool"]
 
 THINK, END_THINK = "<think>", "</think>"
+
+_JSON_BLOCK = re.compile(r"<[^<>]*>\s*[\[{]")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 class Event(NamedTuple):
@@ -160,9 +164,8 @@ class Emitter:
         return self._go(self._tool)
 
     def _tool(self, last: bool) -> bool:
-        end = self._carry.find(self._closing) if self._closing else -1
-        if end >= 0 and self._closing:
-            end += len(self._closing)
+        end = self._block_end(last)
+        if end >= 0:
             self._emit("tool", self._carry[:end])
             self._carry = self._carry[end:]
             return self._go(self._between)
@@ -170,6 +173,18 @@ class Emitter:
             self._emit("tool", self._carry)
             self._carry = ""
         return False
+
+    def _block_end(self, last: bool) -> int:
+        """Just behind the closing marker, or -1.  One inside a JSON string is text of an argument, unless the answer
+        ends and no other one follows."""
+        if self._closing is None:
+            return -1
+        first = at = self._carry.find(self._closing)
+        while at >= 0 and _inside_json_string(self._carry[:at]):
+            at = self._carry.find(self._closing, at + 1)
+        if at < 0 and last:
+            at = first
+        return -1 if at < 0 else at + len(self._closing)
 
     def _go(self, step: object) -> bool:
         self._step = step  # type: ignore[assignment]
@@ -185,6 +200,11 @@ class Emitter:
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _inside_json_string(block: str) -> bool:
+    """Whether a block that holds JSON stands inside one of its strings."""
+    return _JSON_BLOCK.match(block) is not None and _ESCAPE.sub("", block).count('"') % 2 == 1
 
 
 def _first(text: str, patterns: Sequence[str]) -> _Match | None:

@@ -18,7 +18,8 @@ _CLOSING = re.compile(r"\s*</tool_call>\s*$")
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _MISTRAL_NAMED = re.compile(r"^\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(\{.*)$", re.DOTALL)
-_DECODER = json.JSONDecoder()
+# models write line breaks into strings as they are
+_DECODER = json.JSONDecoder(strict=False)
 #: Deeper JSON is no call that anybody meant, and the decoder is recursive.
 _MAX_DEPTH = 100
 

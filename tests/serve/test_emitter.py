@@ -116,6 +116,13 @@ def test_a_tool_block_goes_out_whole() -> None:
     assert emitter.feed("</tool_call>") == [("tool", '<tool_call>{"a"}</tool_call>')]
 
 
+def test_a_closing_marker_inside_an_argument_is_text() -> None:
+    block = '<tool_call>{"name": "f", "arguments": {"text": "say \\"hi\\" </tool_call> now"}}</tool_call>'
+    assert run([block + "after"], tools=COMMON_TOOLS)[0] == {"reasoning": "", "content": "after", "tool": block}
+    torn = '<tool_call>{"name": "f</tool_call>'
+    assert run([torn + "after"], tools=COMMON_TOOLS)[0] == {"reasoning": "", "content": "after", "tool": torn}
+
+
 def test_bare_json_is_a_call_for_llama3_only_at_the_start() -> None:
     assert run(['\n{"name": "f"}'], tools=LLAMA3_TOOLS)[0]["tool"] == '{"name": "f"}'
     assert run(['see {"name": "f"}'], tools=LLAMA3_TOOLS)[0]["tool"] == ""
@@ -126,7 +133,10 @@ def test_without_tools_their_markers_are_text() -> None:
 
 
 PARTS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "stop", "st", "<", "/", "think>", "a", " ", "\n", "{", "é🤖"]
+    [
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "stop", "st", "<", "/", "think>", "a", " ", "\n", "{"),
+        *('"', "\\", "é🤖"),
+    ]
 )
 
 

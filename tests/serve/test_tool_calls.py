@@ -23,6 +23,8 @@ def calls(text: str, **options: Any) -> list[tuple[str, Any]]:
     [
         ('<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>', [("f", CITY)]),
         ('<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}', [("f", CITY)]),
+        ('<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}}</tool_call>', [("f", CITY)]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', [("f", {"a": "x\ny"})]),
         ('<tool_call>[{"name": "f"}, {"name": "g", "arguments": null}]</tool_call>', [("f", {}), ("g", {})]),
         ('<tool_call>{"name":"f","arguments":"{\\"city\\": \\"Oslo\\"}"}</tool_call>', [("f", CITY)]),
         ('<tool_call>{"function": {"name": "f", "arguments": {"city": "Oslo"}}}</tool_call>', [("f", CITY)]),
