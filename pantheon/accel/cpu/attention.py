@@ -4,8 +4,8 @@ KV of one slot and layer: K [kv_heads][rows/16][dim][16 positions], V [kv_heads]
 multiple of BLOCK.  Sixteen scores come from `dim` FMAs with no horizontal sums.
 
 Softmax runs online over blocks of BLOCK positions counted from position 0 (flash attention; Dao et al. 2022,
-Milakov & Gimelshein 2018), so a column's numbers depend on nothing but its own position: a block goes through the
-tile of four queries only when all four see all of it, and then takes the same operations as for one query.
+Milakov & Gimelshein 2018), so a column's numbers depend on nothing but its own position: four queries share one pass
+over K and V, but each takes the operations, in the order, that it would take alone.
 Nothing behind a column's position is ever read into its result: stale rows do not matter.
 """
 
@@ -22,10 +22,10 @@ from pantheon.accel.cpu.fields import (
     C_KV, C_POSITIONS, C_ROWS, C_SCRATCH, C_SCRATCH_BYTES, C_SLOT_BYTES, C_SLOTS, O_A, O_B, O_C, O_D, O_E, O_N, O_OUT,
     O_OUT_BYTES, O_VALUE, O_X, O_X_BYTES, O_Y, O_Y_BYTES, P_COLUMNS, P_PARTS, P_SPAN,
 )  # fmt: skip
-from pantheon.accel.cpu.tiles import tile_fma, tile_load, tile_scale, tile_store, tile_zero
+from pantheon.accel.cpu.tiles import tile_fma, tile_load, tile_store, tile_zero
 from pantheon.accel.cpu.vec import (
-    add, exp, hmax, hsum, keep_lanes, ld_f32, ld_i32, ld_i64, ld_u16, load_f16, load_f32, splat, st_f32,
-    st_u16, store_f16, store_f32, sub, vmax,
+    add, exp, fma, hmax, hsum, keep_lanes, ld_f32, ld_i32, ld_i64, ld_u16, load_f16, load_f32, mul, splat, st_f32,
+    st_i64, st_u16, store_f16, store_f32, sub, vmax,
 )  # fmt: skip
 
 #: positions of one step of the online softmax
@@ -65,39 +65,140 @@ def softmax_step(scores, state, lo, hi):  # type: ignore[no-untyped-def]
     st_f32(state + _CORRECTION, correction)
 
 
-def _make_block(HALF, N):  # type: ignore[no-untyped-def]  # noqa: N803
+@cache.jit
+def _clip(position, base, window):  # type: ignore[no-untyped-def]
+    """First and end of what a query at `position` sees of the block at `base`; first >= end: nothing."""
+    lo = max(0, position - window + 1 - base) if window else 0
+    return lo, min(BLOCK, position + 1 - base)
+
+
+def _make_add_values(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
     SIZE = 2 if HALF else 4  # noqa: N806
 
     @cache.jit
-    def attend_block(k, v, queries, scores, states, dim, lo, hi):  # type: ignore[no-untyped-def]
-        """N queries over positions lo … hi-1 of the block at k, v."""
+    def add_values(v, scores, o, dim, j, lo, hi):  # type: ignore[no-untyped-def]
+        """One query's 16 sums at o over positions lo … hi-1."""
+        padded = (dim + 15) // 16 * 16
+        f = load_f32(o)
+        for p in range(lo, hi):
+            at = v + (p * padded + j) * SIZE
+            f = fma(load_f16(at) if HALF else load_f32(at), splat(ld_f32(scores + 4 * p)), f)
+        store_f32(o, f)
+
+    return add_values
+
+
+_add_f32, _add_f16 = _make_add_values(0), _make_add_values(1)
+
+
+def _make_tile_block(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
+    SIZE = 2 if HALF else 4  # noqa: N806
+
+    @cache.jit
+    def tile_block(k, v, queries, scores, states, dim, n, bounds):  # type: ignore[no-untyped-def]
+        """Up to QUERIES queries over the block at k, v; bounds: (lo, hi) of each, what it sees of the block.
+
+        Positions that all see go through the tile, the others through the query alone, in ascending order.
+        """
         padded = (dim + 15) // 16 * 16
         step = _STATE + 4 * padded
-        for i in range(lo // 16, (hi + 15) // 16):
-            f = tile_zero(N)
+        first, end, last = 0, BLOCK, 0
+        for c in range(n):
+            lo, hi = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8)
+            first, end, last = max(first, lo), min(end, hi), max(last, hi)
+        end = max(first, end)
+        for i in range((last + 15) // 16):
+            f = tile_zero(QUERIES)
             at = k + i * dim * 16 * SIZE
             for d in range(dim):
-                if HALF:
-                    f = tile_fma(f, load_f16(at + 16 * SIZE * d), queries + 4 * QUERIES * d, 4)
-                else:
-                    f = tile_fma(f, load_f32(at + 16 * SIZE * d), queries + 4 * QUERIES * d, 4)
+                x = load_f16(at + 16 * SIZE * d) if HALF else load_f32(at + 16 * SIZE * d)
+                f = tile_fma(f, x, queries + 4 * QUERIES * d, 4)
             tile_store(f, scores + 64 * i, _SCORES)
-        for n in range(N):
-            softmax_step(scores + n * _SCORES, states + n * step, lo, hi)
+        for c in range(n):
+            lo, hi, state = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8), states + c * step
+            if lo < hi:
+                softmax_step(scores + c * _SCORES, state, lo, hi)
+                scale = splat(ld_f32(state + _CORRECTION))
+                for j in range(0, padded, 16):
+                    o = state + _STATE + 4 * j
+                    store_f32(o, mul(load_f32(o), scale))
+                    if lo < first:
+                        if HALF:
+                            _add_f16(v, scores + c * _SCORES, o, dim, j, lo, min(first, hi))
+                        else:
+                            _add_f32(v, scores + c * _SCORES, o, dim, j, lo, min(first, hi))
         for j in range(0, padded, 16):
-            f = tile_scale(tile_load(N, states + _STATE + 4 * j, step), states + _CORRECTION, step)
+            o = states + _STATE + 4 * j
+            f = tile_load(QUERIES, o, step)
+            for p in range(first, end):
+                at = v + (p * padded + j) * SIZE
+                f = tile_fma(f, load_f16(at) if HALF else load_f32(at), scores + 4 * p, _SCORES)
+            tile_store(f, o, step)
+            for c in range(n):
+                lo, hi = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8)
+                if hi > end:
+                    if HALF:
+                        _add_f16(v, scores + c * _SCORES, o + c * step, dim, j, max(lo, end), hi)
+                    else:
+                        _add_f32(v, scores + c * _SCORES, o + c * step, dim, j, max(lo, end), hi)
+
+    return tile_block
+
+
+def _make_one_block(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
+    SIZE = 2 if HALF else 4  # noqa: N806
+
+    @cache.jit
+    def one_block(k, v, queries, scores, state, dim, lo, hi):  # type: ignore[no-untyped-def]
+        """One query over positions lo … hi-1: the same sums as in tile_block, four vectors abreast to hide latency.
+
+        All 64 scores are taken; softmax_step looks at lanes lo … hi-1 only, whatever lies in the others.
+        """
+        padded = (dim + 15) // 16 * 16
+        zero = splat(float32(0))
+        a0, a1, a2, a3 = zero, zero, zero, zero
+        apart = dim * 16 * SIZE
+        for d in range(dim):
+            q, at = splat(ld_f32(queries + 4 * QUERIES * d)), k + 16 * SIZE * d
+            a0 = fma(load_f16(at) if HALF else load_f32(at), q, a0)
+            a1 = fma(load_f16(at + apart) if HALF else load_f32(at + apart), q, a1)
+            a2 = fma(load_f16(at + 2 * apart) if HALF else load_f32(at + 2 * apart), q, a2)
+            a3 = fma(load_f16(at + 3 * apart) if HALF else load_f32(at + 3 * apart), q, a3)
+        store_f32(scores, a0)
+        store_f32(scores + 64, a1)
+        store_f32(scores + 128, a2)
+        store_f32(scores + 192, a3)
+        softmax_step(scores, state, lo, hi)
+        scale = splat(ld_f32(state + _CORRECTION))
+        j = 0
+        while j + 64 <= padded:
+            o = state + _STATE + 4 * j
+            a0, a1 = mul(load_f32(o), scale), mul(load_f32(o + 64), scale)
+            a2, a3 = mul(load_f32(o + 128), scale), mul(load_f32(o + 192), scale)
+            for p in range(lo, hi):
+                w, at = splat(ld_f32(scores + 4 * p)), v + (p * padded + j) * SIZE
+                a0 = fma(load_f16(at) if HALF else load_f32(at), w, a0)
+                a1 = fma(load_f16(at + 16 * SIZE) if HALF else load_f32(at + 16 * SIZE), w, a1)
+                a2 = fma(load_f16(at + 32 * SIZE) if HALF else load_f32(at + 32 * SIZE), w, a2)
+                a3 = fma(load_f16(at + 48 * SIZE) if HALF else load_f32(at + 48 * SIZE), w, a3)
+            store_f32(o, a0)
+            store_f32(o + 64, a1)
+            store_f32(o + 128, a2)
+            store_f32(o + 192, a3)
+            j += 64
+        while j < padded:
+            o = state + _STATE + 4 * j
+            a0 = mul(load_f32(o), scale)
             for p in range(lo, hi):
                 at = v + (p * padded + j) * SIZE
-                if HALF:
-                    f = tile_fma(f, load_f16(at), scores + 4 * p, _SCORES)
-                else:
-                    f = tile_fma(f, load_f32(at), scores + 4 * p, _SCORES)
-            tile_store(f, states + _STATE + 4 * j, step)
+                a0 = fma(load_f16(at) if HALF else load_f32(at), splat(ld_f32(scores + 4 * p)), a0)
+            store_f32(o, a0)
+            j += 16
 
-    return attend_block
+    return one_block
 
 
-_f32_1, _f32_4, _f16_1, _f16_4 = _make_block(0, 1), _make_block(0, 4), _make_block(1, 1), _make_block(1, 4)
+_f32_1, _f32_4, _f16_1, _f16_4 = _make_one_block(0), _make_tile_block(0), _make_one_block(1), _make_tile_block(1)
 
 
 @cache.jit
@@ -167,6 +268,7 @@ def _make_attend(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
         queries = _scratch(ctx, thread)
         scores = queries + 4 * QUERIES * dim
         states = scores + QUERIES * _SCORES
+        bounds = states + QUERIES * step
         part, head = item % parts, item // parts % kv_heads
         c0 = item // parts // kv_heads * span
         r0 = group * part // parts
@@ -182,26 +284,22 @@ def _make_attend(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
             k = _where(ctx, slot, ld_i64(row + O_A), head, dim * SIZE)
             v = _where(ctx, slot, ld_i64(row + O_B), head, padded * SIZE)
             start = max(0, least - window + 1) if window else 0
-            whole = max(0, most - window + 1) if window else 0
             for b in range(start // BLOCK, most // BLOCK + 1):
                 base = b * BLOCK
                 kb, vb = k + base * dim * SIZE, v + base * padded * SIZE
-                if n > 1 and base >= whole and base + BLOCK <= least + 1:
+                for j in range(n):
+                    lo, hi = _clip(_position(ctx, c0 + (first + j) // nr), base, window)
+                    st_i64(bounds + 16 * j, lo)
+                    st_i64(bounds + 16 * j + 8, hi)
+                if n > 1:
                     if HALF:
-                        _f16_4(kb, vb, queries, scores, states, dim, 0, BLOCK)
+                        _f16_4(kb, vb, queries, scores, states, dim, n, bounds)
                     else:
-                        _f32_4(kb, vb, queries, scores, states, dim, 0, BLOCK)
+                        _f32_4(kb, vb, queries, scores, states, dim, n, bounds)
+                elif HALF:
+                    _f16_1(kb, vb, queries, scores, states, dim, ld_i64(bounds), ld_i64(bounds + 8))
                 else:
-                    for j in range(n):
-                        position = _position(ctx, c0 + (first + j) // nr)
-                        lo = max(0, position - window + 1 - base) if window else 0
-                        hi = min(BLOCK, position + 1 - base)
-                        if lo < hi:
-                            q, sc, st = queries + 4 * j, scores + j * _SCORES, states + j * step
-                            if HALF:
-                                _f16_1(kb, vb, q, sc, st, dim, lo, hi)
-                            else:
-                                _f32_1(kb, vb, q, sc, st, dim, lo, hi)
+                    _f32_1(kb, vb, queries, scores, states, dim, ld_i64(bounds), ld_i64(bounds + 8))
             _put_results(row, first, n, c0, nr, r0, head, states)
             first += n
 

@@ -126,29 +126,42 @@ def _dots_vnni(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n:
     return acc
 
 
+def _pair_sums(b: Any, kind: Kind, quads: list[tuple[list[Any], list[Any]]], xs: list[Any], half: int) -> Any:
+    """<16 x i16>: the products of some quads of one column, added up pair by pair."""
+    total = None
+    for (words, sizes), x in zip(quads, xs, strict=True):
+        y = llvm(b, "llvm.x86.avx2.psign.b", _BYTES, [x, words[half]]) if kind.signed else x
+        pair = llvm(b, "llvm.x86.avx2.pmadd.ub.sw", _SHORTS, [sizes[half], y])
+        total = pair if total is None else b.add(total, pair)
+    return total
+
+
 def _dots_avx2(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n: int, sums: int) -> list[Any]:
     room = max(1, 32767 // (2 * kind.largest * 127))
+    step = 1 if room >= 4 else room  # quads taken abreast; where many fit, 16-bit sums stay in registers instead
     ones = ir.Constant(_SHORTS, [I16(1)] * 16)
-    total: list[list[Any]] = [[None, None] for _ in range(n)]
-    for first in range(quads.start, quads.stop, room):
-        short: list[list[Any]] = [[None, None] for _ in range(n)]
-        for p in range(first, min(first + room, quads.stop)):
+    zero = ir.Constant(_HALF, [I32(0)] * 8)
+    total, short = [zero] * (2 * n), [ir.Constant(_SHORTS, [I16(0)] * 16)] * (2 * n)
+    for i, first in enumerate(range(quads.start, quads.stop, step)):
+        taken = []
+        for p in range(first, first + step):
             words = [b.bitcast(h, _BYTES) for h in _halves(b, quad(p))]
             sizes = [llvm(b, "llvm.abs.v32i8", _BYTES, [w, ir.IntType(1)(0)]) for w in words] if kind.signed else words
-            for c in range(n):
-                x = b.bitcast(splat_ir(b, load(b, a, I32, 32 * c + 4 * p), 8), _BYTES)
-                for h in range(2):
-                    y = llvm(b, "llvm.x86.avx2.psign.b", _BYTES, [x, words[h]]) if kind.signed else x
-                    pair = llvm(b, "llvm.x86.avx2.pmadd.ub.sw", _SHORTS, [sizes[h], y])
-                    short[c][h] = pair if short[c][h] is None else b.add(short[c][h], pair)
-            if n > 1:
-                flat = _fence(b, [v for pair in short for v in pair])
-                short = [flat[2 * c : 2 * c + 2] for c in range(n)]
+            taken.append((words, sizes))
+        full = room < 4 or (i + 1) % room == 0 or first + step == quads.stop
         for c in range(n):
-            for h in range(2):
-                wide = llvm(b, "llvm.x86.avx2.pmadd.wd", _HALF, [short[c][h], ones])
-                total[c][h] = wide if total[c][h] is None else b.add(total[c][h], wide)
-    acc = [_join(b, *t) for t in total]
+            xs = [b.bitcast(splat_ir(b, load(b, a, I32, 32 * c + 4 * p), 8), _BYTES) for p in range(first, first + step)]
+            for h in (2 * c, 2 * c + 1):
+                short[h] = b.add(short[h], _pair_sums(b, kind, taken, xs, h & 1))
+                if full:
+                    total[h] = b.add(total[h], llvm(b, "llvm.x86.avx2.pmadd.wd", _HALF, [short[h], ones]))
+                    short[h] = ir.Constant(_SHORTS, [I16(0)] * 16)
+        if n > 1:
+            if full:
+                total = _fence(b, total)
+            else:
+                short = _fence(b, short)
+    acc = [_join(b, *total[2 * c : 2 * c + 2]) for c in range(n)]
     if kind.bias_bits:
         acc = [b.sub(v, _bias(b, a, n, c, sums, kind.bias_bits)) for c, v in enumerate(acc)]
     return acc

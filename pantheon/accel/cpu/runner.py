@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,6 +182,24 @@ class CpuRunner:
         ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8], ctx[at.C_ROWS // 8] = state.address, state.slot_bytes, state.rows
         self._team.run()  # type: ignore[union-attr]
         return self._logits[:m]
+
+    def profile(self, state: RunnerState, columns: Columns, repeats: int = 5) -> list[tuple[str, float]]:
+        """(what, seconds) of every phase of this forward, best of `repeats`; for runners of one thread.
+
+        Each phase runs alone, so its weights may come from a cache that they would not be in within a whole forward.
+        """
+        if self.threads != 1:
+            raise ValueError("profiles are taken on one thread")
+        self.forward(state, columns)
+        times = []
+        for i, phase in enumerate(self._phases):
+            best = math.inf
+            for _ in range(repeats):
+                start = time.perf_counter()
+                self._team.run_phase(i)  # type: ignore[union-attr]
+                best = min(best, time.perf_counter() - start)
+            times.append((phase.describe(), best))
+        return times
 
     def close(self) -> None:
         """Dismiss the threads and let go of the memory; idempotent.  A forward that still runs keeps its memory."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pantheon.accel.cpu import fields as at
 from pantheon.accel.cpu.arena import round_up
+from pantheon.accel.cpu.layouts import BLOCK, FLOATS
 from pantheon.accel.cpu.pack import Packed
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan
@@ -51,6 +52,15 @@ class Phase:
     groups: int = 0
     heads: int = 0
     split: int = 0
+
+    def describe(self) -> str:
+        """Its kernels by name, for profiles: `matmul Q4_1 960x576`."""
+        if self.kind == at.MATMUL:
+            types = "+".join(dict.fromkeys(str(row.keys[0][1]) for row in self.rows))
+            rows = sum(row.values[at.O_D] for row in self.rows)
+            cols = self.rows[0].values[at.O_N] * (1 if types in FLOATS else BLOCK)
+            return f"matmul {types} {rows}x{cols}"
+        return " ".join(str(row.keys[0][1 if row.keys[0][0] == "pointwise" else 0]) for row in self.rows)
 
 
 @dataclass(frozen=True)

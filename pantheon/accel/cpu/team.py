@@ -245,6 +245,11 @@ class Team:
         """Run the job that the context block describes."""
         submit(*self._args)
 
+    def run_phase(self, index: int) -> None:
+        """Run one phase of the last job again, alone: for profiles."""
+        control, rows, _, phases, ops, ctx = self._args
+        submit(control, rows + PROGRAM_BYTES * index, 1, phases, ops, ctx)
+
     def close(self) -> None:
         """Dismiss the members; idempotent."""
         self._close()

@@ -53,17 +53,6 @@ def tile_load(tyctx, n, addr, stride):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def tile_scale(tyctx, acc, addr, stride):  # type: ignore[no-untyped-def]
-    """acc[c] * (the float at addr + c * stride)."""
-
-    def codegen(ctx: Any, b: Any, sig: Any, a: Any) -> Any:
-        pairs = enumerate(unpack_ir(b, a[0], acc.count))
-        return pack_ir(b, [b.fmul(f, splat_ir(b, load(b, _column(b, a[1], a[2], c), F32))) for c, f in pairs])
-
-    return acc(acc, _i64, _i64), codegen
-
-
-@intrinsic
 def tile_fma(tyctx, acc, v, addr, stride):  # type: ignore[no-untyped-def]
     """acc[c] + v * (the float at addr + c * stride)."""
 

@@ -326,11 +326,6 @@ def exp(ctx, b, x):  # type: ignore[no-untyped-def]
     return b.select(tiny, const(0.0), b.fmul(p, b.bitcast(e, V_F32)))
 
 
-@op(types.void, _i64)
-def prefetch(ctx, b, addr):  # type: ignore[no-untyped-def]
-    llvm(b, "llvm.prefetch.p0", ir.VoidType(), [b.inttoptr(addr, I8.as_pointer()), I32(0), I32(3), I32(1)])
-
-
 @op(types.void, _i64, _i64, _i64, _i64, _i64, _i64, _i64)
 def call_op(ctx, b, fn, *args):  # type: ignore[no-untyped-def]
     """Call the kernel at address fn with OP_SIGNATURE."""
