@@ -3,8 +3,8 @@
     python tools/bench_tokenizer.py [MODEL.gguf [TEXT FILE]]
 
 Prose is made of English words with a natural spread of lengths and repeats unless a file is given.  Each row encodes
-with a new tokenizer (cold word cache) and then again (warm); rates are per second of CPU time, so that other work on the
-machine counts little.  `stall` is the longest time that another thread had to wait for the interpreter.
+with a new tokenizer (cold word cache) and then again (warm); rates are per second of CPU time, so that other work on
+the machine counts little.  `stall` is the longest time that another thread had to wait for the interpreter.
 """
 
 from __future__ import annotations
