@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as it lies in the file: `data` is a read-only uint8 view of its blocks, shape is (rows, cols) or (n,)."""
+    """A tensor as it lies in the file: `data` is a read-only uint8 view of its blocks; shape (rows, cols) or (n,)."""
 
     name: str
     type_name: str

@@ -51,7 +51,8 @@ class ReferenceRunner:
     ) -> None:
         self.plan, self.kv_type, self.n_ctx = plan, kv_type, n_ctx
         self._tensors: dict[str, Array] = {}
-        names = list(dict.fromkeys(w.tensor for w in [*plan.matrices(), *plan.vectors()]))
+        weights: list[Matrix | Vector] = [*plan.matrices(), *plan.vectors()]
+        names = list(dict.fromkeys(w.tensor for w in weights))
         factors = [spec.factors for spec in plan.ropes if spec.factors]
         for i, name in enumerate(names + factors):
             if progress:
