@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pantheon import seams, settings
 from pantheon.accel.executor import Columns, RunnerState
 from pantheon.engine.sampler import Constraint, Sampled, Sampler, SamplingParams
@@ -94,7 +97,7 @@ def generate(
         if cancelled():
             raise Cancelled("cancelled while decoding")
         step = Columns.of_slot([sampled.token], len(prompt_ids) + n - 1, slot=slot)
-        sampled = sampler.sample(model.forward(state, step)[0])
+        sampled = sampler.sample(_nameable(model, model.forward(state, step)[0]))
 
 
 def _prefill(
@@ -120,4 +123,10 @@ def _prefill(
         logits = model.forward(state, part)
         if on_prefill:
             on_prefill(end, total)
-    return sampler.sample(logits[0])
+    return sampler.sample(_nameable(model, logits[0]))
+
+
+def _nameable(model: Model, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows that pad the output matrix beyond the vocabulary are no tokens."""
+    logits[model.tokenizer.n_vocab :] = -np.inf
+    return logits
