@@ -7,7 +7,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 from pantheon.engine.scripted import scripted_model
 from pantheon.seams import SYSTEM_CLOCK, Clock
@@ -15,6 +17,7 @@ from pantheon.serve.api import build_router
 from pantheon.serve.context import App
 from pantheon.serve.http_server import HttpConfig, PantheonServer
 from pantheon.serve.registry import Entry
+from pantheon.text.chat_template import ChatTemplate
 from tests.serve.http_client import Answer, ask, connect, parse_answer, read_all, request
 
 USER = [{"role": "user", "content": "hi"}]
@@ -27,6 +30,9 @@ WEATHER = {
     },
 }
 
+#: compiling a template takes longer than most of these tests
+_template = lru_cache(ChatTemplate)
+
 
 @dataclass
 class Api:
@@ -37,7 +43,8 @@ class Api:
 
     def add(self, name: str = "m", clock: Clock = SYSTEM_CLOCK, **script: Any) -> Entry:
         """Publish one more scripted model."""
-        model = scripted_model(script, clock=clock)
+        with mock.patch("pantheon.engine.scripted.ChatTemplate", _template):
+            model = scripted_model(script, clock=clock)
         entry = self.app.registry.reserve(name, f"/{name}")
         self.app.registry.publish(entry, model, model.new_state())
         return entry
@@ -135,7 +142,7 @@ def serving(app: App | None = None) -> Iterator[Api]:
     """A server without models."""
     app = app or App()
     server = PantheonServer(build_router(app), HttpConfig(port=0))
-    server.start()
+    server.start(0.01)
     try:
         yield Api(server, app)
     finally:
