@@ -61,7 +61,7 @@ def fit(messages: list[Message], template: Renders, tools: Any = None, **kwargs:
             text = render(template, candidate, tools, **kwargs)
         except PantheonError as fault:
             refusal = refusal or fault
-            if not getattr(fault, "refused", True):
+            if not _refused(fault):
                 break  # stopped for what it spends: no other form would cost less
             continue
         if not _drops_system(candidate, text):
@@ -80,14 +80,19 @@ def render(
     """Render with the tools as given; without any, also with an empty list, which Hermes' templates insist on."""
     try:
         return template.render(messages, tools or None, add_generation_prompt, **kwargs)
-    except PantheonError:
-        if tools:
+    except PantheonError as fault:
+        if tools or not _refused(fault):
             raise
         try:
             return template.render(messages, [], add_generation_prompt, **kwargs)
         except PantheonError:
             pass
         raise
+
+
+def _refused(fault: PantheonError) -> bool:
+    """Whether the template said no to these messages, rather than ran out of its allowance."""
+    return bool(getattr(fault, "refused", True))
 
 
 def _drops_system(messages: list[Message], text: str) -> bool:

@@ -28,6 +28,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from pantheon.text import template_guard as guard
 from pantheon.text.template_filters import build_filters, build_tests
+from pantheon.text.template_values import ToolCall
 
 _OPERATORS = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
@@ -183,6 +184,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # -- hooks of Jinja's sandbox
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in the sandbox, with short ways for what templates read in quadratic loops."""
+        names = _OWN_NAMES.get(type(obj))
+        if names is not None and attribute not in names and not attribute.startswith("_"):
+            try:
+                items = object.__getattribute__(obj, "_Namespace__attrs") if names is _NO_NAMES else obj
+                return items[attribute]
+            except LookupError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         current = guard.current()
         current.tick()
@@ -226,6 +238,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 _VALUES = (str, bytes, list, tuple, dict, int, float, types.GeneratorType)
+_NO_NAMES: frozenset[str] = frozenset()
+# types whose attributes are their items, but for these names
+_OWN_NAMES = {dict: frozenset(dir(dict)), ToolCall: frozenset(dir(ToolCall)), SafeNamespace: _NO_NAMES}
 _TYPES = frozenset((dict, Cycler, Joiner, SafeNamespace))
 _ITERABLE = "iterable of a loop"  # no template can spell it
 
