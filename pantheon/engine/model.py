@@ -120,8 +120,9 @@ class Model:
         template_kwargs: Mapping[str, Any] | None = None, **options: Any,
     ) -> Iterator[Piece]:  # fmt: skip
         """Answer a conversation through the model's chat template; options as for `generate`."""
-        ready = normalise(messages, self.template)
-        prompt = build_prompt(self.tokenizer, self.template, ready, tools, **dict(template_kwargs or {}))
+        extra = dict(template_kwargs or {})
+        ready = normalise(messages, self.template, tools, **extra)
+        prompt = build_prompt(self.tokenizer, self.template, ready, tools, **extra)
         return self.generate(prompt.ids, **options)
 
     def memory(self) -> dict[str, int]:

@@ -114,7 +114,7 @@ def prepare_chat(model: Model, request: ChatRequest) -> Job:
     """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids."""
     check_bias(request.params, model.n_vocab)
     offered = [] if request.tool_choice == "none" else list(request.tools)
-    messages = normalise(request.messages, model.template)
+    messages = normalise(request.messages, model.template, offered or None, **request.template_kwargs)
     prompt = build_prompt(model.tokenizer, model.template, messages, offered or None, **request.template_kwargs)
     limit = room(prompt.ids, model.n_ctx, request.max_tokens)
     syntax = tool_syntax(model.template.source)
