@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pantheon import log
+from pantheon.accel.executor import RunnerState
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
 from pantheon.engine.scripted import PREFIX as SCRIPT
@@ -69,9 +70,7 @@ def load_reserved(
 
     try:
         with registry.upload_lock:
-            model = _load(spec, options, progress)
-            state = model.new_state()
-        # the load is over: whoever waited for the upload lock may go on before this one is published
+            model, state = _load(spec, options, progress)
         registry.publish(entry, model, state)
     except BaseException:
         registry.withdraw(entry)
@@ -84,9 +83,13 @@ def load_reserved(
     )
 
 
-def _load(spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]) -> Model:
+def _load(
+    spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]
+) -> tuple[Model, RunnerState]:
+    """The model and its one conversation; what the system refuses becomes a fault that names the file."""
+    model = None
     try:
-        return load_model(
+        model = load_model(
             spec.path,
             ctx=spec.ctx or options.ctx,
             executor=options.executor,
@@ -94,11 +97,14 @@ def _load(spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, i
             kv_type=options.kv_type,
             progress=progress,
         )
+        return model, model.new_state()
     except FileNotFoundError:
         raise ModelFileError(spec.path, "there is no such file", status=404, code="file_not_found") from None
     except OSError as fault:
         raise ModelFileError(spec.path, fault.strerror or "can not be read", code="file_unreadable") from fault
     except MemoryError as fault:
+        if model is not None:
+            model.close()
         raise ModelFileError(spec.path, "not enough memory to load it", status=507, code="out_of_memory") from fault
 
 
