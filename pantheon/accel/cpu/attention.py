@@ -11,7 +11,7 @@ Nothing behind a column's position is ever read into its result: stale rows do n
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
 
 import numpy as np
 from numba import float32
@@ -19,13 +19,53 @@ from numba import float32
 from pantheon.accel.cpu import cache
 from pantheon.accel.cpu.arena import round_up
 from pantheon.accel.cpu.fields import (
-    C_KV, C_POSITIONS, C_ROWS, C_SCRATCH, C_SCRATCH_BYTES, C_SLOT_BYTES, C_SLOTS, O_A, O_B, O_C, O_D, O_E, O_N, O_OUT,
-    O_OUT_BYTES, O_VALUE, O_X, O_X_BYTES, O_Y, O_Y_BYTES, P_COLUMNS, P_PARTS, P_SPAN,
+    C_KV,
+    C_POSITIONS,
+    C_ROWS,
+    C_SCRATCH,
+    C_SCRATCH_BYTES,
+    C_SLOT_BYTES,
+    C_SLOTS,
+    O_A,
+    O_B,
+    O_C,
+    O_D,
+    O_E,
+    O_N,
+    O_OUT,
+    O_OUT_BYTES,
+    O_VALUE,
+    O_X,
+    O_X_BYTES,
+    O_Y,
+    O_Y_BYTES,
+    P_COLUMNS,
+    P_PARTS,
+    P_SPAN,
 )  # fmt: skip
 from pantheon.accel.cpu.tiles import tile_fma, tile_load, tile_store, tile_zero
 from pantheon.accel.cpu.vec import (
-    add, exp, fma, hmax, hsum, keep_lanes, ld_f32, ld_i32, ld_i64, ld_u16, load_f16, load_f32, mul, splat, st_f32,
-    st_i64, st_u16, store_f16, store_f32, sub, vmax,
+    add,
+    exp,
+    fma,
+    hmax,
+    hsum,
+    keep_lanes,
+    ld_f32,
+    ld_i32,
+    ld_i64,
+    ld_u16,
+    load_f16,
+    load_f32,
+    mul,
+    splat,
+    st_f32,
+    st_i64,
+    st_u16,
+    store_f16,
+    store_f32,
+    sub,
+    vmax,
 )  # fmt: skip
 
 #: positions of one step of the online softmax
@@ -72,8 +112,8 @@ def _clip(position, base, window):  # type: ignore[no-untyped-def]
     return lo, min(BLOCK, position + 1 - base)
 
 
-def _make_add_values(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
-    SIZE = 2 if HALF else 4  # noqa: N806
+def _make_add_values(HALF):  # type: ignore[no-untyped-def]
+    SIZE = 2 if HALF else 4
 
     @cache.jit
     def add_values(v, scores, o, dim, j, lo, hi):  # type: ignore[no-untyped-def]
@@ -91,8 +131,8 @@ def _make_add_values(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
 _add_f32, _add_f16 = _make_add_values(0), _make_add_values(1)
 
 
-def _make_tile_block(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
-    SIZE = 2 if HALF else 4  # noqa: N806
+def _make_tile_block(HALF):  # type: ignore[no-untyped-def]
+    SIZE = 2 if HALF else 4
 
     @cache.jit
     def tile_block(k, v, queries, scores, states, dim, n, bounds):  # type: ignore[no-untyped-def]
@@ -145,8 +185,8 @@ def _make_tile_block(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
     return tile_block
 
 
-def _make_one_block(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
-    SIZE = 2 if HALF else 4  # noqa: N806
+def _make_one_block(HALF):  # type: ignore[no-untyped-def]
+    SIZE = 2 if HALF else 4
 
     @cache.jit
     def one_block(k, v, queries, scores, state, dim, lo, hi):  # type: ignore[no-untyped-def]
@@ -255,8 +295,8 @@ def _put_results(row, first, n, c0, nr, r0, head, states):  # type: ignore[no-un
             st_f32(out + 4 * d, ld_f32(state + _STATE + 4 * d) * inverse)
 
 
-def _make_attend(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
-    SIZE = 2 if HALF else 4  # noqa: N806
+def _make_attend(HALF):  # type: ignore[no-untyped-def]
+    SIZE = 2 if HALF else 4
 
     @cache.kernel
     def attend(row, ctx, thread, item, unused, phase):  # type: ignore[no-untyped-def]
@@ -306,8 +346,8 @@ def _make_attend(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
     return attend
 
 
-def _make_store(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
-    SIZE = 2 if HALF else 4  # noqa: N806
+def _make_store(HALF):  # type: ignore[no-untyped-def]
+    SIZE = 2 if HALF else 4
 
     @cache.kernel
     def store_kv(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
@@ -344,7 +384,7 @@ def _make_store(HALF):  # type: ignore[no-untyped-def]  # noqa: N803
     return store_kv
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def kernel(name: str, half: bool) -> int:
     """The address of "attend" or "store" for an F16 or F32 cache."""
     made: int = {"attend": _make_attend, "store": _make_store}[name](int(half))

@@ -20,7 +20,20 @@ from pantheon.accel.cpu import layouts
 from pantheon.accel.cpu.layouts import BY_ID, Kind
 from pantheon.accel.cpu.tiles import pack_ir, unpack_ir
 from pantheon.accel.cpu.vec import (
-    I8, I16, I32, V_F32, V_I16, V_I32, f32x16, features, fma_ir, half_ir, iconst, llvm, load, splat_ir,
+    I8,
+    I16,
+    I32,
+    V_F32,
+    V_I16,
+    V_I32,
+    f32x16,
+    features,
+    fma_ir,
+    half_ir,
+    iconst,
+    llvm,
+    load,
+    splat_ir,
 )  # fmt: skip
 
 _HALF, _BYTES, _SHORTS = ir.VectorType(I32, 8), ir.VectorType(I8, 32), ir.VectorType(I16, 16)
@@ -121,7 +134,8 @@ def _dots_vnni(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n:
             else:
                 name, x8 = "llvm.x86.avx512.vpdpbusd.256", splat_ir(b, x, 8)
                 acc[c] = _join(
-                    b, *(llvm(b, name, _HALF, [s, u, x8]) for s, u in zip(_halves(b, acc[c]), _halves(b, w), strict=True))
+                    b,
+                    *(llvm(b, name, _HALF, [s, u, x8]) for s, u in zip(_halves(b, acc[c]), _halves(b, w), strict=True)),
                 )
     return acc
 
@@ -150,7 +164,8 @@ def _dots_avx2(ctx: Any, b: Any, kind: Kind, quad: Any, quads: range, a: Any, n:
             taken.append((words, sizes))
         full = room < 4 or (i + 1) % room == 0 or first + step == quads.stop
         for c in range(n):
-            xs = [b.bitcast(splat_ir(b, load(b, a, I32, 32 * c + 4 * p), 8), _BYTES) for p in range(first, first + step)]
+            offsets = [32 * c + 4 * p for p in range(first, first + step)]
+            xs = [b.bitcast(splat_ir(b, load(b, a, I32, at), 8), _BYTES) for at in offsets]
             for h in (2 * c, 2 * c + 1):
                 short[h] = b.add(short[h], _pair_sums(b, kind, taken, xs, h & 1))
                 if full:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
 
 from numba import float32, int64
 
@@ -19,8 +19,8 @@ def _signed(byte):  # type: ignore[no-untyped-def]
     return byte - 256 if byte >= 128 else byte
 
 
-def _make_quantised(BASE, HIGH, BIAS, TABLE, MIN, SUP, SUBS, SUB_MINS, SUB_SIGNED, QUANT, HEAD, SUB):  # type: ignore[no-untyped-def]  # noqa: N803
-    SCALE, OFFSET, MASK, HMASK = HEAD + SUP * SUB, (1 << BIAS) if BIAS else 0, (1 << BASE) - 1, (1 << HIGH) - 1  # noqa: N806
+def _make_quantised(BASE, HIGH, BIAS, TABLE, MIN, SUP, SUBS, SUB_MINS, SUB_SIGNED, QUANT, HEAD, SUB):  # type: ignore[no-untyped-def]
+    SCALE, OFFSET, MASK, HMASK = HEAD + SUP * SUB, (1 << BIAS) if BIAS else 0, (1 << BASE) - 1, (1 << HIGH) - 1
 
     @cache.kernel
     def embed(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
@@ -58,7 +58,7 @@ def _make_quantised(BASE, HIGH, BIAS, TABLE, MIN, SUP, SUBS, SUB_MINS, SUB_SIGNE
     return embed
 
 
-def _make_float(TYPE, SIZE):  # type: ignore[no-untyped-def]  # noqa: N803
+def _make_float(TYPE, SIZE):  # type: ignore[no-untyped-def]
     @cache.kernel
     def embed_float(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
         token = ld_i32(ld_i64(ctx + C_TOKENS) + 4 * column)
@@ -77,11 +77,11 @@ def _make_float(TYPE, SIZE):  # type: ignore[no-untyped-def]  # noqa: N803
     return embed_float
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def kernel(type_name: str) -> int:
     """The address of the kernel that looks rows of a table of this type up."""
     if type_name in FLOATS:
-        return _make_float(list(FLOATS).index(type_name), FLOATS[type_name])  # type: ignore[no-any-return]
+        return _make_float(list(FLOATS).index(type_name), FLOATS[type_name])
     k = KINDS[type_name]
     made: int = _make_quantised(
         k.base_bits, k.high_bits, k.bias_bits, int(k.table), int(k.header_min), k.sup, k.subs, int(k.sub_mins),

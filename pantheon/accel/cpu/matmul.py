@@ -7,12 +7,25 @@ blocks runs in ascending order in every variant.  The last tile may reach past t
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
 
 from pantheon.accel.cpu import cache
 from pantheon.accel.cpu.dots import block, header
 from pantheon.accel.cpu.fields import (
-    C_ACT, C_SCRATCH, C_SCRATCH_BYTES, O_A, O_B, O_C, O_D, O_FLAG, O_N, O_OUT, O_OUT_BYTES, O_X, O_X_BYTES, P_COLUMNS,
+    C_ACT,
+    C_SCRATCH,
+    C_SCRATCH_BYTES,
+    O_A,
+    O_B,
+    O_C,
+    O_D,
+    O_FLAG,
+    O_N,
+    O_OUT,
+    O_OUT_BYTES,
+    O_X,
+    O_X_BYTES,
+    P_COLUMNS,
 )  # fmt: skip
 from pantheon.accel.cpu.layouts import ACT_BYTES, FLOATS, KINDS, ROWS
 from pantheon.accel.cpu.tiles import tile_add, tile_fma, tile_store, tile_store_add, tile_zero
@@ -45,8 +58,8 @@ def store_group(f, n, row, ctx, thread, g, column):  # type: ignore[no-untyped-d
                 st_f32(to, ld_f32(to) + v if more else v)
 
 
-def _make_quantised(KIND, N, SUP, QUANT, HEAD, SUB):  # type: ignore[no-untyped-def]  # noqa: N803
-    SCALE, ACT = HEAD + SUP * SUB, N * ACT_BYTES  # noqa: N806
+def _make_quantised(KIND, N, SUP, QUANT, HEAD, SUB):  # type: ignore[no-untyped-def]
+    SCALE, ACT = HEAD + SUP * SUB, N * ACT_BYTES
 
     @cache.kernel
     def matmul(row, ctx, thread, g0, g1, phase):  # type: ignore[no-untyped-def]
@@ -72,8 +85,8 @@ def _make_quantised(KIND, N, SUP, QUANT, HEAD, SUB):  # type: ignore[no-untyped-
     return matmul
 
 
-def _make_float(TYPE, SIZE, N):  # type: ignore[no-untyped-def]  # noqa: N803
-    STEP = ROWS * SIZE  # noqa: N806
+def _make_float(TYPE, SIZE, N):  # type: ignore[no-untyped-def]
+    STEP = ROWS * SIZE
 
     @cache.kernel
     def matmul_float(row, ctx, thread, g0, g1, phase):  # type: ignore[no-untyped-def]
@@ -97,11 +110,11 @@ def _make_float(TYPE, SIZE, N):  # type: ignore[no-untyped-def]  # noqa: N803
     return matmul_float
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def kernel(type_name: str, width: int) -> int:
     """The address of the product of one weight type with tiles of `width` columns."""
     if type_name in FLOATS:
-        return _make_float(list(FLOATS).index(type_name), FLOATS[type_name], width)  # type: ignore[no-any-return]
+        return _make_float(list(FLOATS).index(type_name), FLOATS[type_name], width)
     k = KINDS[type_name]
     made: int = _make_quantised(k.id, width, k.sup, k.quant_bytes, k.header_bytes, k.sub_bytes)
     return made

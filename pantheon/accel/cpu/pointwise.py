@@ -6,22 +6,62 @@ Buffers are padded to 32 floats a row; what lies in the padding is never read in
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
 
 import numpy as np
 from numba import float32
 
 from pantheon.accel.cpu import cache
 from pantheon.accel.cpu.fields import (
-    C_ACT, C_POSITIONS, C_WANTS, O_A, O_B, O_C, O_N, O_OUT, O_OUT_BYTES, O_VALUE, O_X, O_X_BYTES, O_Y, O_Y_BYTES,
-    P_PARTS, P_TILE,
+    C_ACT,
+    C_POSITIONS,
+    C_WANTS,
+    O_A,
+    O_B,
+    O_C,
+    O_N,
+    O_OUT,
+    O_OUT_BYTES,
+    O_VALUE,
+    O_X,
+    O_X_BYTES,
+    O_Y,
+    O_Y_BYTES,
+    P_PARTS,
+    P_TILE,
 )  # fmt: skip
 from pantheon.accel.cpu.layouts import (
-    ACT_BYTES, ACT_D, ACT_I, ACT_I0, ACT_I1, ACT_S, ACT_S0, ACT_S1,
+    ACT_BYTES,
+    ACT_D,
+    ACT_I,
+    ACT_I0,
+    ACT_I1,
+    ACT_S,
+    ACT_S0,
+    ACT_S1,
 )  # fmt: skip
 from pantheon.accel.cpu.vec import (
-    add, div, exp, fma, hmax, hsum, ld_f32, ld_i32, ld_i64, load_f32, load_pairs, mul, splat, st_f32, st_i32,
-    store_f32, store_i8_sum, sub, swap_pairs, vabs, vmax,
+    add,
+    div,
+    exp,
+    fma,
+    hmax,
+    hsum,
+    ld_f32,
+    ld_i32,
+    ld_i64,
+    load_f32,
+    load_pairs,
+    mul,
+    splat,
+    st_f32,
+    st_i32,
+    store_f32,
+    store_i8_sum,
+    sub,
+    swap_pairs,
+    vabs,
+    vmax,
 )  # fmt: skip
 
 
@@ -103,7 +143,7 @@ def _quantise():  # type: ignore[no-untyped-def]
     return quantise
 
 
-def _gate(GELU):  # type: ignore[no-untyped-def]  # noqa: N803
+def _gate(GELU):  # type: ignore[no-untyped-def]
     @cache.kernel
     def gate(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
         """act(x) * y.  The tanh form of gelu is x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
@@ -156,7 +196,7 @@ def _copy():  # type: ignore[no-untyped-def]
     return copy
 
 
-def _rope(NEOX):  # type: ignore[no-untyped-def]  # noqa: N803
+def _rope(NEOX):  # type: ignore[no-untyped-def]
     @cache.kernel
     def rope(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
         """O_N heads of O_A floats; O_Y and O_C: cos and sin, O_B pairs each."""
@@ -201,7 +241,7 @@ _MAKERS = {
 }
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def kernel(name: str) -> int:
     """The address of one of these kernels."""
     made: int = _MAKERS[name]()

@@ -22,12 +22,41 @@ from numpy.typing import NDArray
 from pantheon.accel.cpu import cache
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.fields import (
-    C_COLUMNS, C_THREADS, C_WANTED, OP_BYTES, P_CHUNKS, P_COLUMNS, P_DONE, P_NEXT, P_PARTS, P_SPAN, P_TILE,
-    PHASE_BYTES, PROGRAM_BYTES, R_FIRST_OP, R_GROUPS, R_HEAD, R_HEADS, R_KIND, R_OPS, R_SPLIT, ATTEND, COLUMNS,
-    C_MAX_TILE, O_FIRST_GROUP, O_FN, O_GROUPS,
+    ATTEND,
+    C_COLUMNS,
+    C_MAX_TILE,
+    C_THREADS,
+    C_WANTED,
+    COLUMNS,
+    O_FIRST_GROUP,
+    O_FN,
+    O_GROUPS,
+    OP_BYTES,
+    P_CHUNKS,
+    P_COLUMNS,
+    P_DONE,
+    P_NEXT,
+    P_PARTS,
+    P_SPAN,
+    P_TILE,
+    PHASE_BYTES,
+    PROGRAM_BYTES,
+    R_FIRST_OP,
+    R_GROUPS,
+    R_HEAD,
+    R_HEADS,
+    R_KIND,
+    R_OPS,
+    R_SPLIT,
 )  # fmt: skip
 from pantheon.accel.cpu.sync import (
-    atomic_add, atomic_cas, atomic_load, atomic_store, futex_wait, futex_wake, pause,
+    atomic_add,
+    atomic_cas,
+    atomic_load,
+    atomic_store,
+    futex_wait,
+    futex_wake,
+    pause,
 )  # fmt: skip
 from pantheon.accel.cpu.vec import call_op, ld_i64, st_i64
 

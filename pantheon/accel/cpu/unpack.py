@@ -7,11 +7,12 @@ sub-scales of the block (or of both halves), then sub-minimums; n may be 0.  Blo
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-U8 = NDArray[np.uint8]
+U8 = NDArray[Any]  # uint8; NumPy's shifts by a Python int lose the type for mypy
 Parts = tuple[U8, NDArray[np.uint16], U8]
 
 #: values and bytes of one block in the file
@@ -38,7 +39,7 @@ def _none(x: U8) -> U8:
 
 def _fifth(x: U8, at: int) -> U8:
     """32 single bits of the four bytes at `at`, at bit 4."""
-    return np.unpackbits(x[..., at : at + 4], axis=-1, bitorder="little") << 4
+    return np.unpackbits(x[..., at : at + 4], axis=-1, bitorder="little") << np.uint8(4)
 
 
 def _q4_0(x: U8) -> Parts:

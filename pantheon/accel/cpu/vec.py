@@ -22,7 +22,7 @@ V_I32, V_F32, V_I16 = ir.VectorType(I32, 16), ir.VectorType(F32, 16), ir.VectorT
 _ELEMENT = {"i32": I32, "f32": F32}
 
 
-class VecType(types.Type):  # type: ignore[misc]
+class VecType(types.Type):
     """16 lanes of int32 or float32."""
 
     def __init__(self, element: str) -> None:
@@ -31,7 +31,7 @@ class VecType(types.Type):  # type: ignore[misc]
 
 
 @register_model(VecType)
-class VecModel(models.PrimitiveModel):  # type: ignore[misc]
+class VecModel(models.PrimitiveModel):
     """Held as one LLVM vector."""
 
     def __init__(self, manager: Any, fe_type: VecType) -> None:
