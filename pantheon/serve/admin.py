@@ -90,28 +90,21 @@ def confined(path: str | None, roots: tuple[Path, ...]) -> str:
     prefix, name = (SCRIPT, path[len(SCRIPT) :]) if path.startswith(SCRIPT) else ("", path)
     try:
         inside = [real for root in roots if (real := (root / name).resolve()).is_relative_to(root.resolve())]
+        found = next((real for real in inside if real.is_file()), None)
+        there = any(real.exists() for real in inside)
     except (OSError, RuntimeError):
         raise BadRequest("path: can not be resolved", param="path") from None
-    if not inside:
-        raise PantheonError(
-            "path: outside the folders that this server may load from (--model-root)",
-            status=403,
-            type="invalid_request_error",
-            code="path_not_allowed",
-            param="path",
-        )
-    found = next((real for real in inside if real.is_file()), None)
-    if found is None:
-        if any(real.exists() for real in inside):
-            raise BadRequest("path: is not a regular file", param="path")
-        raise PantheonError(
-            "path: there is no such file",
-            status=404,
-            type="invalid_request_error",
-            code="file_not_found",
-            param="path",
-        )
-    return prefix + str(found)
+    if found is not None:
+        return prefix + str(found)
+    if there:
+        raise BadRequest("path: is not a regular file", param="path")
+    if inside:
+        raise _refused(404, "path: there is no such file", "file_not_found")
+    raise _refused(403, "path: outside the folders that this server may load from (--model-root)", "path_not_allowed")
+
+
+def _refused(status: int, message: str, code: str) -> PantheonError:
+    return PantheonError(message, status=status, type="invalid_request_error", code=code, param="path")
 
 
 def _name(fields: Fields, default: str) -> str:

