@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.api_server import USER, serving, scripted
+from tests.serve.api_server import USER, scripted, serving
 
 THINK_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:\n<think>\n"
 SWITCH_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"  # noqa: E501

@@ -1,4 +1,4 @@
-"""Clients that leave, servers that stop, models that are busy or unloaded [B19, B24, M049, M252, M253, X22, X23, X34]."""
+"""Clients that leave, servers that stop, models that are busy or unloaded [B19, B24, M049, M252, M253, X23, X34]."""
 
 from __future__ import annotations
 

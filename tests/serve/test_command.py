@@ -49,7 +49,8 @@ def test_name_and_dies_belong_to_the_model_before_them_M003() -> None:
 
 
 def test_models_and_their_names() -> None:
-    assert specs("--model", "/a/X.gguf", "--model", "Y.gguf", "--name", "why") == [("/a/X.gguf", "X"), ("Y.gguf", "why")]
+    two = specs("--model", "/a/X.gguf", "--model", "Y.gguf", "--name", "why")
+    assert two == [("/a/X.gguf", "X"), ("Y.gguf", "why")]
     (path, name), *rest = specs("--name", "small")
     assert path.endswith(".gguf") and name == "small" and not rest
 
@@ -59,7 +60,7 @@ def test_models_and_their_names() -> None:
     [
         (["--model", "a/X.gguf", "--model", "b/X.gguf"], "--name"),
         (["--model", "X", "--dies", "0"], "there is no die 0"),
-        (sum((["--model", "x", "--name", f"m{i}"] for i in range(17)), []), "at most 16"),
+        ([word for i in range(17) for word in ("--model", "x", "--name", f"m{i}")], "at most 16"),
     ],
 )
 def test_models_that_can_not_be_placed(words: list[str], part: str) -> None:

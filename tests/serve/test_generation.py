@@ -11,7 +11,9 @@ from pantheon.errors import BadRequest, Cancelled
 from pantheon.serve.chat_request import parse_chat_request
 from pantheon.serve.generation import Delta, Generation, Job, prepare_chat
 
-TEMPLATE = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
 
 
 def job_of(model: Any, **body: Any) -> Job:
