@@ -10,7 +10,7 @@ from numba import types
 from pantheon.accel.cpu.vec import I64, at, llvm, op
 
 _i64 = types.int64
-_SYS_FUTEX, _WAIT_PRIVATE, _WAKE_PRIVATE = 202, 128, 129
+SYS_FUTEX, _WAIT_PRIVATE, WAKE_PRIVATE = 202, 128, 129
 
 
 @op(_i64, _i64)
@@ -43,11 +43,11 @@ def pause(ctx: Any, b: Any) -> None:
 def futex_wait(ctx: Any, b: Any, addr: Any, value: Any, timeout: Any) -> None:
     """Sleep while the int32 at addr is value, at most the timespec at timeout; may return early."""
     zero = I64(0)
-    llvm(b, "syscall", I64, [I64(_SYS_FUTEX), addr, I64(_WAIT_PRIVATE), b.sext(value, I64), timeout, zero, zero])
+    llvm(b, "syscall", I64, [I64(SYS_FUTEX), addr, I64(_WAIT_PRIVATE), b.sext(value, I64), timeout, zero, zero])
 
 
 @op(types.void, _i64)
 def futex_wake(ctx: Any, b: Any, addr: Any) -> None:
     """Wake everybody who sleeps on the int32 at addr."""
     zero = I64(0)
-    llvm(b, "syscall", I64, [I64(_SYS_FUTEX), addr, I64(_WAKE_PRIVATE), I64(0x7FFFFFFF), zero, zero, zero])
+    llvm(b, "syscall", I64, [I64(SYS_FUTEX), addr, I64(WAKE_PRIVATE), I64(0x7FFFFFFF), zero, zero, zero])

@@ -5,18 +5,19 @@ descheduled thread delays only the chunk that it holds, and a phase is complete 
 them.  Waiting spins briefly, then sleeps on a futex.  Knows no ops: they are addresses with cache.OP_SIGNATURE.
 
 Why late threads are harmless: a job ends when its phases are complete, not when every member went home.  A member
-that was descheduled meanwhile wakes with an old epoch; `submit` has reset every phase to the new epoch BEFORE it
+that was descheduled meanwhile wakes with an old epoch; `begin` has reset every phase to the new epoch BEFORE it
 wrote anything else of the new job, so whatever values that member reads, its claims fail.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
-from numba import boolean, int32, int64, void
+from numba import int32, int64, void
 from numpy.typing import NDArray
 
 from pantheon.accel.cpu import cache
@@ -50,6 +51,8 @@ from pantheon.accel.cpu.fields import (
     R_SPLIT,
 )  # fmt: skip
 from pantheon.accel.cpu.sync import (
+    SYS_FUTEX,
+    WAKE_PRIVATE,
     atomic_add,
     atomic_cas,
     atomic_load,
@@ -182,12 +185,9 @@ def cut(row, phase, ctx):  # type: ignore[no-untyped-def]
     atomic_store(phase + P_CHUNKS, chunks)
 
 
-_ADDRESSES = (int64,) * 6
-
-
-@cache.entry(boolean(*_ADDRESSES))
-def submit(control, rows, n_phases, phases, ops, ctx):  # type: ignore[no-untyped-def]
-    """Run one job; the caller is thread 0 and returns when the job is complete."""
+@cache.jit
+def begin(control, rows, n_phases, phases, ctx):  # type: ignore[no-untyped-def]
+    """Publish a job; returns its epoch."""
     epoch = (atomic_load(control) + 1) & 0x7FFFFFFF
     for i in range(n_phases):  # done before next: nobody can claim in between
         atomic_store(phases + PHASE_BYTES * i + P_DONE, epoch << 32)
@@ -197,43 +197,45 @@ def submit(control, rows, n_phases, phases, ops, ctx):  # type: ignore[no-untype
     atomic_store(control, epoch)
     if atomic_add(control + SLEEPERS, 0) != 0:  # an add of 0 as a load behind a full fence
         futex_wake(control)
-    walk(epoch, control, rows, n_phases, phases, ops, ctx, 0)
-    return True
+    return epoch
 
 
-@cache.entry(void(*_ADDRESSES, int64))
-def member(control, rows, n_phases, phases, ops, ctx, thread):  # type: ignore[no-untyped-def]
-    """A team thread: entered once, left when the stop word is set."""
+@cache.jit
+def next_job(control, last):  # type: ignore[no-untyped-def]
+    """Wait for another epoch than `last` and return it; -1 once the team is dismissed."""
+    n = 0
+    while True:
+        v = atomic_load(control)
+        if atomic_load(control + STOP) != 0:
+            return -1
+        if v != last:
+            return v
+        n += 1
+        if n < _SPIN_IDLE:
+            pause()
+        else:
+            atomic_add(control + SLEEPERS, 1)
+            if atomic_load(control) == last and atomic_load(control + STOP) == 0:
+                futex_wait(control, int32(last), control + TIMEOUT)
+            atomic_add(control + SLEEPERS, -1)
+
+
+@cache.entry(void(*(int64,) * 7))
+def take_part(control, rows, n_phases, phases, ops, ctx, thread):  # type: ignore[no-untyped-def]
+    """Thread 0 runs one job and returns when it is complete; the others stay until the team is dismissed."""
     epoch = int64(0)
     while True:
-        n = 0
-        while True:
-            v = atomic_load(control)
-            if atomic_load(control + STOP) != 0:
-                return
-            if v != epoch:
-                break
-            n += 1
-            if n < _SPIN_IDLE:
-                pause()
-            else:
-                atomic_add(control + SLEEPERS, 1)
-                if atomic_load(control) == epoch and atomic_load(control + STOP) == 0:
-                    futex_wait(control, int32(epoch), control + TIMEOUT)
-                atomic_add(control + SLEEPERS, -1)
-        epoch = v
+        epoch = begin(control, rows, n_phases, phases, ctx) if thread == 0 else next_job(control, epoch)
+        if epoch < 0:
+            return
         walk(epoch, control, rows, n_phases, phases, ops, ctx, thread)
-
-
-@cache.entry(void(int64))
-def dismiss(control):  # type: ignore[no-untyped-def]
-    """Tell the members to leave once they are idle."""
-    atomic_store(control + STOP, 1)
-    futex_wake(control)
+        if thread == 0:
+            return
 
 
 def _shut(control: NDArray[np.uint8], threads: list[threading.Thread], keep: list[Any]) -> None:
-    dismiss(address(control))
+    control[STOP : STOP + 8].view(np.int64)[0] = 1
+    ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.c_void_p(address(control)), WAKE_PRIVATE, 0x7FFFFFFF, None, None, 0)
     for t in threads:
         t.join(timeout=5.0)
     if any(t.is_alive() for t in threads):  # never unmap what a thread may still read: leak it
@@ -260,7 +262,7 @@ class Team:
         phases = self._arena.take(PHASE_BYTES * max(1, n))
         self._args = (address(control), address(rows), n, address(phases), address(ops), address(ctx))
         self._threads = [
-            threading.Thread(target=member, args=(*self._args, i), name=f"pantheon-cpu-{i}", daemon=True)
+            threading.Thread(target=take_part, args=(*self._args, i), name=f"pantheon-cpu-{i}", daemon=True)
             for i in range(1, threads)
         ]
         # a running job's frame reaches the memory through the team: closing never unmaps it under the kernels
@@ -272,12 +274,12 @@ class Team:
 
     def run(self) -> None:
         """Run the job that the context block describes."""
-        submit(*self._args)
+        take_part(*self._args, 0)
 
     def run_phase(self, index: int) -> None:
         """Run one phase of the last job again, alone: for profiles."""
         control, rows, _, phases, ops, ctx = self._args
-        submit(control, rows + PROGRAM_BYTES * index, 1, phases, ops, ctx)
+        take_part(control, rows + PROGRAM_BYTES * index, 1, phases, ops, ctx, 0)
 
     def close(self) -> None:
         """Dismiss the members; idempotent."""
