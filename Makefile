@@ -51,8 +51,9 @@ check: $(VENV)/.ready-dev ## lint, types, layers
 	$(PY) -m mypy --no-error-summary
 	$(PY) tools/check_layers.py
 
-bench: setup ## speed of what can be measured today (the ratio to llama.cpp comes with the speed work)
-	@for bench in $(wildcard tools/bench_*.py); do echo "== $$bench"; $(PY) $$bench $(ARGS) || exit 1; done
+bench: setup ## tokenizer and model speed (ARGS="MODEL.gguf -r 3"); the ratio to llama.cpp comes with the speed work
+	$(PY) tools/bench_tokenizer.py
+	$(PY) -m pantheon bench $(ARGS)
 
 fresh: ## rehearse a stranger's first minutes: clone HEAD, new HOME, make serve + curl, make test
 	sh tools/ci_fresh_clone.sh
