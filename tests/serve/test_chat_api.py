@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pantheon.serve.context import new_id
 from tests.serve.api_server import USER, scripted, serving
 
 THINK_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:\n<think>\n"
@@ -34,6 +35,10 @@ def test_whole_reply_has_the_fields_that_clients_read_M024() -> None:
         assert (timings["prompt_n"], timings["predicted_n"]) == (usage["prompt_tokens"], 2)
         assert "context_capped" not in body
         assert api.whole()["id"] != body["id"]
+
+
+def test_ids_do_not_repeat_X05_M050() -> None:
+    assert len({new_id("chatcmpl") for _ in range(100_000)}) == 100_000
 
 
 def test_stream_envelope_B16() -> None:
