@@ -137,6 +137,10 @@ class Responder:
             self._probe()
         return self._connection.gone()
 
+    def hung_up(self) -> bool:
+        """Whether the client is gone or has at least closed its sending side.  Sends nothing; safe from any thread."""
+        return self._connection.gone() or self._connection.sending_side_closed()
+
     def stopping(self) -> bool:
         """Whether the server is shutting down."""
         return self._stopping.is_set()

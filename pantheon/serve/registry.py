@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MR_MAX_MODELS = 16
 BUSY_MESSAGE = "a generation is already in progress on this model; retry shortly"
 _ANY_NAME = (None, "", "default")
+#: how often and how long a try for the lock of a generation that nobody reads any more lasts
+_TRIES, _TRY_S = 40, 0.05
 
 
 @dataclass(eq=False)
@@ -31,7 +33,8 @@ class Entry:
     """One model instance [M055].  The fields down to `last_use` are guarded by the registry's lock.
 
     `model` and `state` are None until published.  `gen_lock` is held by the one request that generates; `sched`,
-    `prefix_cache` and `pc_lock` are None on the single-user path.  `evicting` tells a running generation to stop.
+    `prefix_cache` and `pc_lock` are None on the single-user path.  `evicting` tells a running generation to stop;
+    `left` asks whether the client of the running one has hung up.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Entry:
     # written by the holder of gen_lock only
     began_at: float = 0.0
     service_s: float = 2.0
+    left: Callable[[], bool] | None = None
 
     @property
     def n_dies(self) -> int:
@@ -74,7 +78,8 @@ class Entry:
 
 
 class Registry:
-    """Up to 16 entries.  Lock order: upload_lock before lock; gen_locks are only ever tried, never waited for."""
+    """Up to 16 entries.  Lock order: upload_lock before lock; gen_locks are tried, or waited for briefly with no
+    other lock held."""
 
     def __init__(self, capacity: int = MR_MAX_MODELS, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -155,14 +160,19 @@ class Registry:
             self.release(entry)
 
     @contextmanager
-    def generation(self, entry: Entry) -> Iterator[None]:
-        """Hold the entry's gen_lock.  Raises Busy at once when another request holds it [M049, M072]."""
-        if not entry.gen_lock.acquire(blocking=False):
+    def generation(self, entry: Entry, left: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Hold the entry's gen_lock.  Raises Busy at once when another request holds it [M049, M072], unless that
+        one's client has hung up: it ends within a step, so it is waited for [B24].
+
+        `left`: whether the client of this request has hung up; asked from the threads of other requests.
+        """
+        if not _take(entry):
             raise Busy(BUSY_MESSAGE, retry_after=self._wait_s(entry))
-        entry.began_at = self._clock.monotonic()
+        entry.began_at, entry.left = self._clock.monotonic(), left
         try:
             yield
         finally:
+            entry.left = None
             took = self._clock.monotonic() - entry.began_at
             entry.service_s += 0.3 * (took - entry.service_s)
             entry.gen_lock.release()
@@ -280,6 +290,20 @@ class Registry:
                 assert entry.model is not None or (entry.refs == 0 and not entry.unloading), f"{entry.name}: early use"
             places = [(entry.name, die) for entry in self._used() for die in entry.dies or (-1,)]
             assert len(places) == len(set(places)), f"a name twice on one die: {places}"
+
+
+def _take(entry: Entry) -> bool:
+    """Whether the gen_lock is held now.  Waits only while the running generation's client has hung up."""
+    for _ in range(_TRIES):
+        if entry.gen_lock.acquire(blocking=False):
+            return True
+        left = entry.left
+        if left is None or not left():
+            break
+        if entry.gen_lock.acquire(timeout=_TRY_S):
+            return True
+    # it may have ended between the try and the question
+    return entry.gen_lock.acquire(blocking=False)
 
 
 def _conflict(message: str, code: str, **extra: Any) -> PantheonError:

@@ -91,12 +91,15 @@ class Turn:
 def turn(app: App, name: str | None, responder: Responder) -> Iterator[Turn]:
     """Acquire the entry for `name` and its gen_lock.
 
-    Raises NotFound, Unavailable or Busy at once; afterwards whatever the body raises, a Cancelled replaced by what
+    Raises NotFound, Unavailable or Busy, at once as a rule; afterwards whatever the body raises, a Cancelled replaced by what
     the client should hear.
     """
     outcome = "error"
     try:
-        with app.registry.lease(name, strict=app.strict_model) as entry, app.registry.generation(entry):
+        with (
+            app.registry.lease(name, strict=app.strict_model) as entry,
+            app.registry.generation(entry, responder.hung_up),
+        ):
             mine = Turn(app, entry, responder)
             app.metrics.add("requests_in_flight")
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +65,30 @@ def test_leaving_while_decoding_B24a_B24b(fake_clock: FakeClock, stream: bool, h
         assert api.app.metrics.value("requests_in_flight") == 0
         assert entry.refs <= 1
         assert api.app.metrics.value("requests_total", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_next_request_right_behind_is_answered_B24a_B24b(stream: bool) -> None:
+    """A client that stops and asks again at once is not told that the model is busy with what nobody reads."""
+    with serving() as api:
+        api.add(pieces=["a", "b"], decode_ms=20, eog=False)
+        for _ in range(3):
+            sock = api.open_chat(stream=stream, max_tokens=4000)
+            if stream:
+                read_until(sock, b'"content":"a"')
+            else:
+                wait_until_held(api)
+            leave(sock, "fin")
+            assert api.chat(max_tokens=2).status == 200
+
+
+def wait_until_held(api: Api) -> None:
+    """Until the generation of m has begun."""
+    entry = api.app.registry.all_entries()[0]
+    deadline = time.monotonic() + 10
+    while entry.left is None:
+        assert time.monotonic() < deadline, "no generation began"
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])

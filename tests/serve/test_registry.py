@@ -134,6 +134,42 @@ def test_busy_is_at_once_with_the_seeds_words_M049_M072_X08() -> None:
     assert entry.service_s < 10
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pantheon.serve.registry._TRIES", 400 if leaves else 2)
+    registry = Registry()
+    entry = published(registry, "a")
+    asked, over = threading.Event(), threading.Event()
+
+    def hung_up() -> bool:
+        asked.set()
+        return True
+
+    def first() -> None:
+        with registry.generation(entry, hung_up):
+            held.set()
+            assert over.wait(10)
+
+    held = threading.Event()
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert held.wait(10)
+    if leaves:
+        ender = threading.Thread(target=lambda: asked.wait(10) and over.set())
+        ender.start()
+        with registry.generation(entry):
+            assert entry.left is None
+        ender.join()
+    else:
+        with pytest.raises(Busy), registry.generation(entry):
+            pass
+        over.set()
+    thread.join()
+    assert not entry.gen_lock.locked() and entry.left is None
+
+
 def test_gen_lock_is_freed_by_a_failure() -> None:
     registry = Registry()
     entry = published(registry, "a")
