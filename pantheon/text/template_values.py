@@ -59,7 +59,7 @@ class ToolCall(dict[str, Any]):
 
 
 def parse_arguments(arguments: dict[str, Any] | str | None) -> JsonArguments | str:
-    """What a client sent as arguments: "" and null are no arguments; text that is no JSON object stays text."""
+    """What a client sent as arguments: "", null and "null" are no arguments; text that is no JSON object stays text."""
     if isinstance(arguments, dict):
         return JsonArguments(arguments)
     if arguments is None or not arguments.strip():
@@ -68,4 +68,6 @@ def parse_arguments(arguments: dict[str, Any] | str | None) -> JsonArguments | s
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+    if value is None:
+        return JsonArguments()
     return JsonArguments(value, arguments) if isinstance(value, dict) else arguments

@@ -225,7 +225,7 @@ def test_a_printed_call_is_what_the_client_sent() -> None:
     assert printed == call({"city": "Oslo"})
 
 
-@pytest.mark.parametrize("arguments", ["", None, "  "])
+@pytest.mark.parametrize("arguments", ["", None, "  ", "null"])
 def test_no_arguments_are_an_empty_mapping(arguments: Any) -> None:
     """B35b."""
     messages = loop(tool_calls=[call(arguments)])
