@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.executor import Columns, Progress, WeightSource
-from pantheon.formats.quant import dequantize
+from pantheon.errors import ModelFileError
+from pantheon.formats.quant import UnsupportedType, dequantize
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan
 from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, Op, RmsNorm, Rope, StoreKV
@@ -58,7 +59,10 @@ class ReferenceRunner:
             if progress:
                 progress("weights", i, len(names))
             raw = source.tensor(name)
-            flat = dequantize(raw.type_name, raw.data, int(np.prod(raw.shape)))
+            try:
+                flat = dequantize(raw.type_name, raw.data, int(np.prod(raw.shape)))
+            except UnsupportedType as fault:
+                raise ModelFileError(f"tensor {name}", fault.message) from None
             self._tensors[name] = flat.reshape(raw.shape)
             source.release(name)
         self._ropes = [self._table(spec) for spec in plan.ropes]

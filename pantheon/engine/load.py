@@ -5,11 +5,12 @@ Nothing is kept of a load that fails; every refusal names the file and what is w
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from pantheon import seams
-from pantheon.accel.executor import Executor, Progress, RawTensor
+from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
 from pantheon.errors import BadRequest, ModelFileError, PantheonError
 from pantheon.formats.gguf import GGUFFile, open_gguf
@@ -24,6 +25,7 @@ log = logger("load")
 
 #: Context when none is asked for: the model's own, but no more than this [MR_ADMIT_CTX_GUESS, M059].
 DEFAULT_CTX = 8192
+MAX_THREADS = 1024
 #: `--model script:FILE.json` loads a scripted model (test seam).
 SCRIPT_PREFIX = "script:"
 _PRECISE = {"F32", "F16", "BF16"}
@@ -86,8 +88,9 @@ def load_model(
         tokenizer = tokenizer_of(file, plan)
         n_ctx = pick_ctx(ctx, plan)
         kv = pick_kv_type(kv_type, executor, file, plan)
+        check_memory(plan, n_ctx, kv)
         seams.hit("upload")
-        runner = die.load(plan, GGUFWeights(file), n_ctx=n_ctx, kv_type=kv, progress=progress)
+        runner = _upload(die, plan, file, n_ctx, kv, progress)
         template = template_of(file, tokenizer)
         name, arch = model_name(file), str(file.metadata["general.architecture"])
     try:
@@ -101,6 +104,19 @@ def load_model(
     )  # fmt: skip
 
 
+def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, progress: Progress | None) -> Runner:
+    """Hand the weights over; a fault names the file, not only the tensor."""
+    try:
+        return die.load(plan, GGUFWeights(file), n_ctx=n_ctx, kv_type=kv, progress=progress)
+    except PantheonError as fault:
+        if isinstance(fault, ModelFileError) and fault.path in map(str, file.shards):
+            raise
+        raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
+    except ValueError as fault:
+        # a plan that is sound, but of shapes that this executor has no kernels for
+        raise ModelFileError(file.path, f"the {die.name} executor can not run it: {fault}") from fault
+
+
 def load_tokenizer_file(path: str | Path) -> Tokenizer:
     """The tokenizer of a file that may hold no weights."""
     with open_gguf(path) as file:
@@ -108,7 +124,11 @@ def load_tokenizer_file(path: str | Path) -> Tokenizer:
 
 
 def pick_executor(name: str, threads: int | None) -> Executor:
-    """The executor of a name; raises BadRequest for another one."""
+    """The executor of a name; raises BadRequest for another one and for a count of threads that is none."""
+    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
+        raise BadRequest(
+            f"threads must be a whole number from 1 to {MAX_THREADS}, not {threads!r:.40}", param="threads"
+        )
     if name == "cpu":
         from pantheon.accel.cpu.executor import CpuExecutor
 
@@ -173,11 +193,27 @@ def pick_ctx(ctx: int | None, plan: Plan) -> int:
     """The context to run with; more than the model was trained for is allowed only when asked for."""
     if ctx is None:
         return min(plan.n_ctx_train, DEFAULT_CTX)
-    if not 2 <= ctx <= 1 << 24:
-        raise BadRequest(f"ctx must be 2 or more tokens, not {ctx}", param="ctx")
+    if not isinstance(ctx, int) or not 2 <= ctx <= 1 << 24:
+        raise BadRequest(f"ctx must be from 2 to {1 << 24} tokens, not {ctx!r:.40}", param="ctx")
     if ctx > plan.n_ctx_train:
         log.warning("context beyond the trained one %s", fields(ctx=ctx, trained=plan.n_ctx_train))
     return ctx
+
+
+def check_memory(plan: Plan, n_ctx: int, kv: KVType, installed: int | None = None) -> None:
+    """Refuse a context that the machine could never hold: mappings are lazy, so it would only die later, in use.
+
+    installed: bytes of memory (default: this machine's).  Raises PantheonError 507 naming ctx and both numbers.
+    """
+    if installed is None:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = plan.state.slot_bytes(kv, n_ctx) + sum(8 * (rope.n_rot // 2) * n_ctx for rope in plan.ropes)
+    if needed > installed:
+        gib = [f"{size / (1 << 30):.1f} GiB" for size in (needed, installed)]
+        raise PantheonError(
+            f"a context of {n_ctx} tokens needs {gib[0]}, but the machine has {gib[1]}: ask for a shorter one",
+            status=507, type="invalid_request_error", code="out_of_memory", param="ctx",
+        )  # fmt: skip
 
 
 def pick_kv_type(kv_type: str | None, executor: str, file: GGUFFile, plan: Plan) -> KVType:

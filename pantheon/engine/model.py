@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pantheon import seams
 from pantheon.accel.executor import Columns, Runner, RunnerState
 from pantheon.engine.generate import check_fits, generate
 from pantheon.engine.sampler import SamplingParams
-from pantheon.errors import BadRequest
+from pantheon.errors import BadRequest, Unavailable
 from pantheon.plan.builder import Plan
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
@@ -69,7 +70,7 @@ class Model:
         """One forward under the turn: float32 [n_wanted, n_vocab], the caller's own copy."""
         with self._turn:
             if self._closed:
-                raise RuntimeError(f"model {self.name} is closed")
+                raise Unavailable(f"model {self.name} is closed", code="model_closed")
             seams.hit("forward")
             return self.runner.forward(state, columns).copy()
 
@@ -79,39 +80,46 @@ class Model:
 
     def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of token ids; control tokens print nothing unless special."""
-        self._check_ids(ids)
-        return self.tokenizer.detokenize(ids, special)
+        return self.tokenizer.detokenize(self._check_ids(ids), special)
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> NDArray[np.float32]:
         """float32 [len(ids), n_vocab]: row p predicts token p + 1.  `chunk`: columns of one forward."""
-        self._check_ids(ids)
+        ids = self._check_ids(ids)
         if len(ids) > self.n_ctx:
             raise BadRequest(f"{len(ids)} tokens do not fit a context of {self.n_ctx}", param="ids")
         state = self.runner.new_state(1, max(1, len(ids)))
         rows = np.empty((len(ids), self.n_vocab), np.float32)
         step = max(1, min(chunk or self.runner.max_columns, self.runner.max_columns))
         for first in range(0, len(ids), step):
-            part = list(ids[first : first + step])
+            part = ids[first : first + step]
             rows[first : first + len(part)] = self.forward(state, Columns.of_slot(part, first, wanted="all"))
         return rows
 
     def generate(
-        self, prompt: str | Sequence[int], *, max_tokens: int | None = None, parse_special: bool = False, **options: Any
+        self,
+        prompt: str | bytes | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        parse_special: bool = False,
+        **options: Any,
     ) -> Iterator[Piece]:
         """Continue a text or token ids.  options: `ignore_eog`, `constraint`, and the fields of SamplingParams.
 
         Yields a Piece a token; the texts joined are the answer.  Ends at an end-of-generation token, after max_tokens
         or when the context is full.
         """
-        if isinstance(prompt, str):
-            prompt = self.tokenize(prompt, parse_special=parse_special)
-        self._check_ids(prompt)
-        check_fits(len(prompt), self.n_ctx)
+        if isinstance(prompt, str | bytes):
+            ids = self.tokenizer.encode(prompt, parse_special=parse_special)
+        else:
+            ids = self._check_ids(prompt, "prompt")
+        check_fits(len(ids), self.n_ctx)
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 0):
+            raise BadRequest(f"max_tokens must be a whole number from 0 up, not {max_tokens!r:.40}", param="max_tokens")
         loop = {key: options.pop(key) for key in ("ignore_eog", "constraint", "chunk") if key in options}
         limit = self.n_ctx if max_tokens is None else max_tokens
         detokenizer = Detokenizer(self.tokenizer)
         params = SamplingParams(**options)
-        for token in generate(self, self.new_state(), list(prompt), params, max_tokens=limit, **loop):
+        for token in generate(self, self.new_state(), ids, params, max_tokens=limit, **loop):
             text = "" if token.is_eog else detokenizer.push(token.id)
             yield Piece(text + detokenizer.flush() if token.is_last else text, token.id)
 
@@ -136,10 +144,16 @@ class Model:
                 self._closed = True
                 self.runner.close()
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
+    def _check_ids(self, ids: Sequence[int], param: str = "ids") -> list[int]:
+        """The ids (a list, a tuple, a 1-D array) as plain whole numbers within the vocabulary."""
+        try:
+            plain = [operator.index(i) for i in ids]
+        except TypeError:
+            raise BadRequest(f"{param}: expects token ids, a flat sequence of whole numbers", param=param) from None
+        bad = next((i for i in plain if not 0 <= i < self.n_vocab), None)
         if bad is not None:
-            raise BadRequest(f"token id {bad} is outside the vocabulary of {self.n_vocab}", param="ids")
+            raise BadRequest(f"token id {bad} is outside the vocabulary of {self.n_vocab}", param=param)
+        return plain
 
     def __enter__(self) -> Model:
         return self

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pantheon.errors import PantheonError
 from pantheon.plan.rope import RopeSpec, Yarn, yarn_ramp
 
@@ -54,8 +56,10 @@ class Metadata:
         """`<arch>.key` as a whole number within low..high; a per-layer array counts when all its items agree."""
         name = f"{self.arch}.{key}"
         value = self.values.get(name, default)
-        if value is not None and not isinstance(value, int | float | str) and len(value) and len(set(value)) == 1:
-            value = int(value[0])
+        if value is not None and not isinstance(value, int | float | str) and len(value):
+            # items may be of any kind, lists included: compared, never hashed
+            first = value.item(0) if isinstance(value, np.ndarray) else value[0]
+            value = first if isinstance(first, int) and all(item == first for item in value) else value
         if value is default and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
@@ -139,6 +143,8 @@ def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: str) -> R
         raise ModelConfigError(f"unknown {meta.arch}.rope.scaling.type {kind!r}", param="rope.scaling.type")
     if base <= 0 or factor < 0:
         raise ModelConfigError("rope.freq_base and rope.scaling.factor must be positive", param="rope.freq_base")
+    if kind == "yarn" and base <= 1:
+        raise ModelConfigError(f"YaRN needs a rope.freq_base above 1, not {base:g}", param="rope.freq_base")
     freq_scale = 1.0 / factor if factor and kind != "none" else 1.0
     yarn: Yarn | None = None
     if kind == "yarn":

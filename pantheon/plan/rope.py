@@ -13,6 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+#: positions that are computed at once
+_BLOCK = 4096
+
 
 @dataclass(frozen=True)
 class Yarn:
@@ -60,6 +63,12 @@ def rope_table(
         span = max(0.001, spec.yarn.high - spec.yarn.low)
         ramp = 1.0 - np.clip((i - spec.yarn.low) / span, 0.0, 1.0)
         scaled = scaled * (1.0 - ramp) + freq * ramp
-    theta = np.arange(n_ctx, dtype=np.float64)[:, None] * scaled
     mscale = spec.attn_factor * (1.0 + 0.1 * math.log(1.0 / spec.freq_scale) if spec.yarn is not None else 1.0)
-    return (np.cos(theta) * mscale).astype(np.float32), (np.sin(theta) * mscale).astype(np.float32)
+    cos = np.empty((n_ctx, len(i)), np.float32)
+    sin = np.empty_like(cos)
+    for first in range(0, n_ctx, _BLOCK):
+        # float64 angles of a part at a time: all of a long context at once would cost many times the table
+        theta = np.arange(first, min(first + _BLOCK, n_ctx), dtype=np.float64)[:, None] * scaled
+        cos[first : first + _BLOCK] = np.cos(theta) * mscale
+        sin[first : first + _BLOCK] = np.sin(theta) * mscale
+    return cos, sin

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pantheon
-from pantheon.errors import BadRequest, ModelFileError, PantheonError
+from pantheon.errors import BadRequest, ModelFileError, PantheonError, Unavailable
 from tests.engine.tiny import tiny
 from tests.golden_data import model_path
 
@@ -53,6 +53,35 @@ def test_ids_outside_the_vocabulary_are_refused(bad: int) -> None:
     for call in (model().logits, model().detokenize, lambda ids: list(model().generate(ids, max_tokens=1))):
         with pytest.raises(BadRequest, match=str(bad)):
             call([1, bad])
+
+
+@pytest.mark.parametrize("bad", [[1.5, 2], ["a"], np.array([[1, 2, 3]]), None, 5])
+def test_what_is_no_sequence_of_ids_is_refused(bad: Any) -> None:
+    for call in (model().logits, model().detokenize, lambda ids: list(model().generate(ids, max_tokens=1))):
+        with pytest.raises(BadRequest, match="token ids"):
+            call(bad)
+
+
+@pytest.mark.parametrize("bad", [-1, 2.5, "3"])
+def test_a_bad_max_tokens_is_refused(bad: Any) -> None:
+    with pytest.raises(BadRequest, match="max_tokens"):
+        next(model().generate("a", max_tokens=bad))
+
+
+def test_prompts_may_be_arrays_and_bytes() -> None:
+    def ids(prompt: Any) -> list[int]:
+        return [p.id for p in model().generate(prompt, max_tokens=4, temperature=0, ignore_eog=True)]
+
+    assert ids(np.array(model().tokenize("Hello"))) == ids("Hello") == ids(b"Hello")
+
+
+def test_closing_while_a_generator_is_open_ends_it_with_a_refusal() -> None:
+    loaded = pantheon.load(model_path(STEM), executor="reference")
+    pieces = loaded.generate("a", ignore_eog=True)
+    next(pieces)
+    loaded.close()
+    with pytest.raises(Unavailable, match="closed"):
+        next(pieces)
 
 
 def test_generate_yields_text_and_ids() -> None:
@@ -99,7 +128,7 @@ def test_a_closed_model_says_so() -> None:
     loaded = pantheon.load(model_path(STEM), executor="reference")
     loaded.close()
     loaded.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(Unavailable, match="closed"):
         loaded.logits([1])
 
 
@@ -117,7 +146,16 @@ def test_render_template_is_exported() -> None:
 
 @pytest.mark.parametrize(
     ("options", "param"),
-    [({"executor": "gpu"}, "executor"), ({"ctx": 1}, "ctx"), ({"ctx": 10**9}, "ctx"), ({"kv_type": "q1"}, "kv_type")],
+    [
+        ({"executor": "gpu"}, "executor"),
+        ({"ctx": 1}, "ctx"),
+        ({"ctx": 10**9}, "ctx"),
+        ({"kv_type": "q1"}, "kv_type"),
+        ({"threads": 0}, "threads"),
+        ({"threads": 5000}, "threads"),
+        ({"threads": 1.5}, "threads"),
+        ({"ctx": "9"}, "ctx"),
+    ],
 )
 def test_bad_options_are_named(options: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as refused:

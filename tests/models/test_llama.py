@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pantheon.models.architectures import make_plan, supported
@@ -151,3 +152,22 @@ def test_unknown_architecture_is_named_with_what_is_supported() -> None:
     assert "llama" in supported()
     with pytest.raises(ModelConfigError, match=r"general\.architecture is missing"):
         make_plan({}, {})
+
+
+@pytest.mark.parametrize("items", [[""], ["a", "a"], [[], []], [[]], [True, True], [2.0, 2.0], [], [2, 3]])
+def test_an_array_of_anything_is_refused_or_read(items: list[Any]) -> None:
+    """Per-layer arrays: only whole numbers that all agree count as one."""
+    with pytest.raises(ModelConfigError, match=r"llama\.block_count should be one whole number"):
+        make_plan(metadata(block_count=items), shapes())
+
+
+@pytest.mark.parametrize("items", [[FF, FF], np.full(2000, FF, np.uint32)])
+def test_an_array_of_one_number_is_that_number(items: Any) -> None:
+    assert make_plan(metadata(feed_forward_length=items), shapes()).n_vocab == VOCAB
+
+
+@pytest.mark.parametrize("base", [1.0, 0.5])
+def test_yarn_needs_a_base_above_one(base: float) -> None:
+    changes = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": base}
+    with pytest.raises(ModelConfigError, match="YaRN"):
+        make_plan(metadata(**changes), shapes())

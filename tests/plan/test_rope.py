@@ -93,3 +93,11 @@ def test_yarn_keeps_fast_pairs_and_scales_slow_ones() -> None:
     got = rope_table(spec, 50)[0] / mscale
     np.testing.assert_allclose(got[:, :9], rope_table(plain, 50)[0][:, :9], atol=1e-6)
     np.testing.assert_allclose(got[:, 20:], rope_table(scaled, 50)[0][:, 20:], atol=1e-6)
+
+
+def test_a_table_is_the_same_however_many_positions_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RopeSpec(16, 10000.0, "norm")
+    whole = rope_table(spec, N_CTX)
+    monkeypatch.setattr("pantheon.plan.rope._BLOCK", 7)
+    for once, parts in zip(whole, rope_table(spec, N_CTX), strict=True):
+        assert np.array_equal(once, parts)
