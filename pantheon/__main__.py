@@ -2,7 +2,17 @@
 
 import sys
 
-from pantheon.cli import main
+
+def run() -> int:
+    """Import and run the command line; a Ctrl-C while it is still being imported ends without a traceback."""
+    try:
+        from pantheon.cli import main
+
+        return main()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

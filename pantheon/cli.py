@@ -41,6 +41,7 @@ def build_parser(with_serve: bool) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.  Never raises, but for the SystemExit of --help and of bad flags."""
+    _fill_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((w for w in words if not w.startswith("-")), "")
     parser = build_parser(with_serve=command == "serve")
@@ -68,6 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as fault:
         _say_internal(fault, debug)
     return 1
+
+
+def _fill_standard_streams() -> None:
+    """Put the null device where a parent closed stdin, stdout or stderr: a socket or a model file must not end up
+    under those numbers, where everything that prints would write into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _arm_seams() -> None:

@@ -5,6 +5,7 @@ Knows no units but bytes and counts, and nothing of what is being waited for.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import threading
@@ -27,7 +28,8 @@ class Progress:
     def __init__(self, label: str = "", out: TextIO | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.label = label
         self._out = out if out is not None else sys.stderr
-        self._tty = self._out.isatty()
+        # None: a process that was started without stderr
+        self._tty = self._out is not None and self._out.isatty()
         self._clock = clock
         #: guards what follows and the stream
         self._lock = threading.Lock()
@@ -60,21 +62,26 @@ class Progress:
 
     def _draw(self, text: str, part: float) -> None:
         if not self._tty:
-            self._out.write(text + "\n")
+            self._put(text + "\n")
         else:
             width = shutil.get_terminal_size().columns
             room = min(30, width - len(text) - 4)
             bar = f" [{'#' * int(part * room):{room}}]" if room >= 8 else ""
             line = (text + bar)[: width - 1]
-            self._out.write("\r" + line.ljust(self._drawn))
+            self._put("\r" + line.ljust(self._drawn))
             self._drawn = len(line)
-        self._out.flush()
 
     def _end_line(self) -> None:
         if self._tty and self._drawn:
-            self._out.write("\n")
-            self._out.flush()
+            self._put("\n")
         self._drawn = 0
+
+    def _put(self, text: str) -> None:
+        """Write and flush; a reader that is gone never ends what is being waited for."""
+        if self._out is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._out.write(text)
+                self._out.flush()
 
 
 def describe(label: str, stage: str, done: int, total: int) -> str:

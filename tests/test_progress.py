@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from pantheon.progress import Progress, describe
 from tests.fakes import FakeClock
 
@@ -56,3 +58,19 @@ def test_describe() -> None:
     assert describe("m", "weights", 1, 4) == "m weights 25% (1/4)"
     assert describe("", "tensors", 0, 0) == "tensors"
     assert describe("m", "weights", 3 << 20, 2 << 20) == "m weights 100% (3/2 MiB)"
+
+
+@pytest.mark.parametrize("out", [None, "closed", "broken"])
+def test_a_stream_that_is_gone_never_ends_the_load(out: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    stream = None if out is None else Broken()
+    monkeypatch.setattr("sys.stderr", stream)
+    progress = Progress("m")
+    if stream is not None and out == "closed":
+        stream.close()
+    progress.update("weights", 0, 10)
+    progress.update("weights", 10, 10)
+    progress.close()

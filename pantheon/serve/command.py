@@ -45,6 +45,9 @@ class _ModelFlag(argparse.Action):
     ) -> None:
         models: list[dict[str, Any]] = list(namespace.models)
         if self.dest == "path":
+            if models and models[-1]["path"] is None:
+                early = " and ".join(f"--{key}" for key in models[-1] if key != "path")
+                parser.error(f"{early} must stand behind the --model it belongs to")
             models.append({"path": values})
         elif not models:
             # before any --model they can only mean the default model
@@ -62,7 +65,7 @@ def add_serve_parser(subparsers: Any) -> None:
     parser.set_defaults(models=[])
     add = parser.add_argument
     model = parser.add_argument_group("models (each --model may be followed by its own --name and --dies)")
-    model.add_argument("--model", action=_ModelFlag, dest="path", metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
+    model.add_argument("--model", action=_ModelFlag, dest="path", type=_not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
     model.add_argument("--name", action=_ModelFlag, type=_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
     model.add_argument("--dies", action=_ModelFlag, type=_dies, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
     add("--ctx", type=_whole(2, 1 << 24), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
@@ -71,7 +74,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501
     add("--strict-model", action="store_true", help="404 for a request that names another model, even if only one is loaded")  # fmt: skip # noqa: E501
     add("--port", type=_whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
-    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--host", default="127.0.0.1", type=_not_empty, help="address to listen on (default: 127.0.0.1)")
     add("--api-key", action="append", default=[], metavar="KEY", help="demand this key; may be repeated")
     add("--api-key-file", metavar="FILE", help="demand one of the keys in this file, one a line")
     add("--allow-origin", action="append", default=[], metavar="URL", help="web origin whose pages may use the API, besides loopback ones; may be repeated")  # fmt: skip # noqa: E501
@@ -95,6 +98,12 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return text
 
 
 def _name(text: str) -> str:

@@ -210,3 +210,27 @@ def test_without_a_default_model_one_line_says_how_to_get_one(
     assert main(["inspect"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "no model given" in err and os.linesep in err
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_a_parent_may_have_closed_the_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """No file or socket takes their numbers, and nothing fails for the lack of them."""
+    seen = tmp_path / "seen"
+    code = (
+        "import os, sys, pathlib\n"
+        "from pantheon.cli import main\n"
+        "code = main(['inspect', 'nothing.gguf'])\n"
+        "kinds = [os.readlink(f'/proc/self/fd/{n}') for n in range(3)]\n"
+        f"pathlib.Path({str(seen)!r}).write_text(f'{{code}} {{kinds}}')\n"
+    )
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(), preexec_fn=close, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(60) == 0
+    assert seen.read_text() == "1 ['/dev/null', '/dev/null', '/dev/null']"

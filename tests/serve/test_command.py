@@ -79,6 +79,7 @@ def test_dies_are_counted_as_cuda_visible_devices_does_M005(monkeypatch: pytest.
     [
         ["--port", "x"], ["--port", "-1"], ["--port", "70000"], ["--ctx", "1"], ["--threads", "0"],
         ["--kv-type", "q9"], ["--dies", "a"], ["--dies", "0,0"], ["--dies", "-1"], ["--nope"], ["--model"],
+        ["--name", "a", "--model", "X"], ["--dies", "0", "--model", "X"], ["--model", ""], ["--host", ""],
         ["--model", "X", "--name", ""], ["--model", "X", "--name", "a", "--name", "b"], ["--log-level", "loud"],
         ["--max-connections", "0"], ["--request-timeout", "0"],
     ],
