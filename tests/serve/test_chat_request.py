@@ -26,7 +26,7 @@ NULLABLE = """
     max_tokens max_completion_tokens n stream stream_options logprobs top_logprobs logit_bias tools tool_choice
     parallel_tool_calls response_format chat_template_kwargs reasoning_effort enable_thinking session_id user
     metadata store functions function_call ignore_eos
-""".split()  # noqa: SIM905
+""".split()
 
 
 @pytest.mark.parametrize("name", NULLABLE)
