@@ -91,8 +91,8 @@ class Turn:
 def turn(app: App, name: str | None, responder: Responder) -> Iterator[Turn]:
     """Acquire the entry for `name` and its gen_lock.
 
-    Raises NotFound, Unavailable or Busy, at once as a rule; afterwards whatever the body raises, a Cancelled replaced by what
-    the client should hear.
+    Raises NotFound, Unavailable or Busy, at once as a rule; afterwards whatever the body raises, a Cancelled replaced
+    by what the client should hear.
     """
     outcome = "error"
     try:
