@@ -30,6 +30,7 @@ from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
 
 STOP_S = 4.0
+_NOTICE_S = 0.25
 LEVELS = ("debug", "info", "warning", "error")
 _log = log.logger("serve")
 
@@ -222,7 +223,11 @@ def run_serve(args: argparse.Namespace) -> int:
 def _wait(events: queue.SimpleQueue[str], start_up: StartUp) -> int:
     """Until a signal (0) or a model that can not be loaded (1)."""
     while True:
-        event = events.get()
+        try:
+            event = events.get(timeout=_NOTICE_S)
+        except queue.Empty:
+            # the kernel may give a signal to any thread, which does not wake this one, where Python runs handlers
+            continue
         if event != "loaded":
             _log.info("stopping %s", log.fields(signal=event))
             return 0

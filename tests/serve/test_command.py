@@ -206,6 +206,22 @@ def test_signal_during_a_generation_ends_it_in_time_M098(tmp_path: Path, number:
         assert not any("Traceback" in line for line in served.lines)
 
 
+def test_a_signal_that_another_thread_receives_is_noticed() -> None:
+    """The kernel picks the thread; handlers run in the main one, which must not sleep for ever."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.getsignal(number)
+        try:
+            events: queue.SimpleQueue[str] = queue.SimpleQueue()
+            command._on_signals(events)
+            # late enough for the main thread to wait
+            timer = threading.Timer(0.1, lambda n=number: signal.pthread_kill(threading.get_ident(), n))  # type: ignore[misc]
+            timer.start()
+            assert command._wait(events, None) == 0  # type: ignore[arg-type]
+            timer.join()
+        finally:
+            signal.signal(number, before)
+
+
 def test_signal_while_kernels_compile(tmp_path: Path) -> None:
     """With an empty kernel cache the load spends its time in the compiler, which can not be interrupted."""
     with Served("--model", str(TINY), PN_KERNEL_CACHE=str(tmp_path)) as served:
