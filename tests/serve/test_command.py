@@ -214,7 +214,7 @@ def test_a_signal_that_another_thread_receives_is_noticed() -> None:
             events: queue.SimpleQueue[str] = queue.SimpleQueue()
             command._on_signals(events)
             # late enough for the main thread to wait
-            timer = threading.Timer(0.1, lambda n=number: signal.pthread_kill(threading.get_ident(), n))  # type: ignore[misc]
+            timer = threading.Timer(0.1, lambda n=number: signal.pthread_kill(threading.get_ident(), n))
             timer.start()
             assert command._wait(events, None) == 0  # type: ignore[arg-type]
             timer.join()

@@ -152,12 +152,16 @@ def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
             held.set()
             assert over.wait(10)
 
+    def end() -> None:
+        assert asked.wait(10)
+        over.set()
+
     held = threading.Event()
     thread = threading.Thread(target=first)
     thread.start()
     assert held.wait(10)
     if leaves:
-        ender = threading.Thread(target=lambda: asked.wait(10) and over.set())
+        ender = threading.Thread(target=end)
         ender.start()
         with registry.generation(entry):
             assert entry.left is None
