@@ -136,7 +136,7 @@ class Sandbox:
 
     def make(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run make with the stand-in; MAKEFLAGS of an outer make are kept out."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTHON", "VENV"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTHON", "VENV", "ARGS"))}
         clean |= {"LOG": str(self.log), "HOME": str(self.folder / "no such home"), **env}
         command = ["make", "--no-print-directory", f"PYTHON={self.python}", *words]
         return subprocess.run(command, cwd=self.folder, env=clean, capture_output=True, text=True)

@@ -159,7 +159,7 @@ def _chosen_tools(spec: Mapping[str, Any]) -> list[_Tool] | None:
     name = function.get("name") if isinstance(function, Mapping) else None
     found = [tool for tool in tools if tool[0] == name]
     if not found:
-        known = ", ".join(tool[0] for tool in tools)
+        known = ", ".join(repr(tool[0]) for tool in tools)
         raise BadRequest(f"tool_choice names {name!r}, which is none of the tools ({known})", param="tool_choice")
     return found[:1]
 

@@ -84,11 +84,15 @@ class Terminal:
         part, self.seen = self.seen[:end], self.seen[end:]
         return part
 
-    def end(self) -> int:
-        """Read to the end; returns the exit code."""
+    def end(self, again: str = "") -> int:
+        """Read to the end; returns the exit code.
+
+        `again` is typed every 2 s: readline sleeps through a signal that arrives just before it waits, as people know.
+        """
         until = time.monotonic() + PATIENCE_S
-        while self._read(until):
-            pass
+        while self.process.poll() is None and time.monotonic() < until:
+            if not self._read(min(until, time.monotonic() + 2)) and again and self.process.poll() is None:
+                self.type(again)
         return self.process.wait(max(0.1, until - time.monotonic()))
 
     def _read(self, until: float) -> bool:

@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_ends_the_chat(tmp_path: Path)
         size = prompt_sizes(terminal.wait_for("> "))[0]
         assert size > expected_prompt(script, ("user", "a"), ("assistant", "go on on"), ("user", "b")) - 1
         terminal.type("\x03")
-        assert terminal.end() == 130
+        assert terminal.end(again="\x03") == 130
 
 
 def test_piped_lines_are_answered_one_by_one(tmp_path: Path) -> None:
