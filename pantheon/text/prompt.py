@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pantheon import settings
+from pantheon import seams, settings
 from pantheon.text.chat_template import TOOLS_HEAD, TOOLS_TAIL
 from pantheon.text.messages import Renders, fit, render
 from pantheon.text.prompt_guard import Guard, strings
@@ -45,6 +45,7 @@ def build_prompt(
     the model wants one, whether or not the template prints it [B32].  Tools that the template has no words for are
     listed in the system turn.  Raises BadRequest with the template's own words when it refuses.
     """
+    seams.hit("render")
     if tools and not _TOOLS.search(template.source):
         messages = fit(_with_tools(messages, tools), template, None, **kwargs)
     guard = Guard(tokenizer.control_texts, [template.source, *strings([messages, tools, kwargs])])

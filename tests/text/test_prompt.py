@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pantheon import seams
 from pantheon.text.chat_template import CHATML, ChatTemplate, TemplateError
 from pantheon.text.messages import normalise
 from pantheon.text.prompt import Prompt, build_prompt
@@ -257,6 +258,13 @@ def test_empty_tools_are_no_tools() -> None:
     source = "{{ tools is none }}" + PLAIN
     assert prompt(A, source, tools=[]).text == "True[user]a"
     assert prompt(A, "{% for t in tools %}{% endfor %}" + PLAIN).text == "[user]a"
+
+
+def test_the_render_failure_point_is_passed() -> None:
+    seams.arm("render@2")
+    prompt(A)
+    with pytest.raises(seams.InjectedFailure):
+        prompt(A)
 
 
 def test_a_refusal_is_the_templates_own() -> None:
