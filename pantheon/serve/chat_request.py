@@ -111,7 +111,8 @@ def sampling_params(fields: Fields, top_logprobs: int | None) -> SamplingParams:
     seed = fields.integer("seed", -(1 << 63), (1 << 64) - 1, None)
     return SamplingParams(
         temperature=fields.number("temperature", 0, 2, base.temperature),
-        top_k=fields.integer("top_k", 0, 1 << 31, base.top_k) or 0,
+        # some clients send -1 for "off"
+        top_k=max(0, fields.integer("top_k", -1, 1 << 31, base.top_k) or 0),
         top_p=fields.number("top_p", 0, 1, base.top_p),
         min_p=fields.number("min_p", 0, 1, base.min_p),
         repeat_penalty=fields.number(penalty, 0, 100, base.repeat_penalty, above=True),

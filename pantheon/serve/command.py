@@ -24,7 +24,7 @@ from pantheon.errors import PantheonError
 from pantheon.progress import Progress
 from pantheon.serve.admin import MR_MAX_NAME
 from pantheon.serve.api import build_router
-from pantheon.serve.context import App
+from pantheon.serve.context import LOOP_GUARD, App
 from pantheon.serve.http_server import HttpConfig, PantheonServer
 from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
@@ -83,6 +83,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--max-connections", type=_whole(1, 65535), default=512, metavar="N", help="open connections at most (default: 512)")  # fmt: skip # noqa: E501
     add("--threads-http", type=_whole(0, 1024), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
     add("--request-timeout", type=_whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
+    add("--loop-guard", type=_whole(0, 1 << 20), default=LOOP_GUARD, metavar="N", help=f"end an answer without a token cap when its last N tokens repeat one cycle; 0 never does (default: {LOOP_GUARD})")  # fmt: skip # noqa: E501
     add("--ssl-cert", metavar="FILE", help="serve TLS with this certificate (PEM)")
     add("--ssl-key", metavar="FILE", help="its key, when not in the same file")
     add("--log-level", choices=LEVELS, default="info", help="lines to log (default: info)")
@@ -206,6 +207,7 @@ def run_serve(args: argparse.Namespace) -> int:
         model_roots=model_roots(args, specs),
         strict_model=args.strict_model,
         request_timeout_s=args.request_timeout,
+        loop_guard=args.loop_guard,
     )
     # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
     events: queue.SimpleQueue[str] = queue.SimpleQueue()

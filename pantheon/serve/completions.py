@@ -126,6 +126,7 @@ def _jobs(model: Model, asked: CompletionRequest, prompt: str | tuple[int, ...])
         stop=asked.stop,
         parse_reasoning=False,
         ignore_eog=asked.ignore_eog,
+        uncapped=asked.max_tokens is None,
     )
     yield from (job.choice(index) for index in range(asked.n))
 

@@ -11,13 +11,17 @@ from pantheon.serve.loading import LoadOptions
 from pantheon.serve.metrics import Metrics
 from pantheon.serve.registry import Registry
 
+#: Long enough for tables and rulers, short enough to matter: some seconds of a small model on a laptop.
+LOOP_GUARD = 512
+
 
 @dataclass
 class App:
     """Set up once by the command, then only read; what changes is inside registry and metrics.
 
     `model_roots` confine the paths that the admin API loads; `request_timeout_s` is the wall limit of one
-    generation [X34]; `early_head_s` is how long a stream waits for its first token before its headers go out alone.
+    generation [X34]; `loop_guard` ends uncapped answers whose last so many tokens repeat one cycle; `early_head_s` is
+    how long a stream waits for its first token before its headers go out alone.
     """
 
     registry: Registry = field(default_factory=Registry)
@@ -26,6 +30,7 @@ class App:
     model_roots: tuple[Path, ...] = ()
     strict_model: bool = False
     request_timeout_s: float = 3600.0
+    loop_guard: int = LOOP_GUARD
     early_head_s: float = 0.5
     clock: Clock = SYSTEM_CLOCK
 

@@ -19,6 +19,7 @@ from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
 from pantheon.serve.chat_request import ChatRequest
 from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, THINK, Emitter, Event, ToolFormat
+from pantheon.serve.loop_guard import EVERY, is_loop
 from pantheon.serve.tool_calls import parse_tool_block
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 class Job:
     """One answer to make, checked against the model: nothing is left to refuse.
 
-    `limit` is the most tokens it may have, cut to the room in the context.  `tools` are the offered functions, name ->
-    parameter schema; `format` is how the model writes calls of them, None when it may not.
+    `limit` is the most tokens it may have, cut to the room in the context; `uncapped`: the request named none.
+    `tools` are the offered functions, name -> parameter schema; `format` is how the model writes calls of them, None
+    when it may not.
     """
 
     prompt_ids: Sequence[int]
@@ -48,6 +50,7 @@ class Job:
     parse_reasoning: bool = True
     new_constraint: Callable[[], Constraint | None] = lambda: None
     ignore_eog: bool = False
+    uncapped: bool = False
 
     def choice(self, index: int) -> Job:
         """The job of the index-th answer of several: a given seed counts up."""
@@ -96,6 +99,7 @@ class Result:
     prompt_ms: float
     predicted_ms: float
     context_capped: bool = False
+    looped: bool = False
 
     @property
     def timings(self) -> dict[str, float]:
@@ -137,6 +141,7 @@ def prepare_chat(model: Model, request: ChatRequest) -> Job:
         opens_reasoning=prompt.opens_reasoning,
         new_constraint=new_constraint,
         ignore_eog=request.ignore_eog,
+        uncapped=request.max_tokens is None,
     )
 
 
@@ -187,7 +192,9 @@ class Generation:
         *,
         cancelled: Callable[[], bool] = never,
         on_prefill: Callable[[int, int], None] | None = None,
+        loop_guard: int = 0,
     ) -> None:
+        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never)."""
         self.result: Result | None = None
         self.tokens = 0
         self._model, self._state, self._job = model, state, job
@@ -202,6 +209,7 @@ class Generation:
         )
         self._markers = _markers(job)
         self._calls = 0
+        self._loop_guard, self._ids, self._looped = loop_guard, list[int](), False
 
     def __iter__(self) -> Iterator[Step]:
         job = self._job
@@ -221,8 +229,9 @@ class Generation:
         for token in run:
             if token.n == 1:
                 first = time.perf_counter()
-            step = self._take(token)
-            reason = self._end(token)
+            last = token.is_last or self._loops(token)
+            step = self._take(token, last)
+            reason = self._end(token, last)
             if reason is not None:
                 # before the last step goes out, so that its reader may already ask
                 self._finish(reason, began, first)
@@ -230,11 +239,17 @@ class Generation:
             if reason is not None:
                 return
 
-    def _take(self, token: Token) -> Step:
+    def _loops(self, token: Token) -> bool:
+        if self._loop_guard:
+            self._ids.append(token.id)
+            self._looped = token.n % EVERY == 0 and is_loop(self._ids, self._loop_guard)
+        return self._looped
+
+    def _take(self, token: Token, last: bool) -> Step:
         """One token's deltas; with the last one, all that was held back."""
         self.tokens += not token.is_eog
         events = [] if token.is_eog else self._emitter.feed(self._text(token.id))
-        if token.is_last:
+        if last:
             events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
         deltas = [delta for event in events for delta in self._deltas(event)]
         return Step(deltas, None if token.is_eog else self._logprob(token))
@@ -259,14 +274,16 @@ class Generation:
         if leftover:
             yield Delta("content", leftover)
 
-    def _end(self, token: Token) -> Literal["stop", "length"] | None:
+    def _end(self, token: Token, last: bool) -> Literal["stop", "length"] | None:
         """Whether, and why, the answer ends with this token."""
         if self._emitter.stopped is not None:
             return "stop"
         if self._job.max_calls is not None and self._calls >= self._job.max_calls:
             return "stop"
-        if not token.is_last:
+        if not last:
             return None
+        if self._looped:
+            return "length"
         # a constraint that is complete ends the run below the limit
         return "stop" if token.is_eog or token.n < self._job.limit else "length"
 
@@ -277,6 +294,7 @@ class Generation:
             completion_tokens=self.tokens,
             prompt_ms=1000 * (first - began),
             predicted_ms=1000 * (time.perf_counter() - first),
+            looped=self._looped,
         )
 
     def _logprob(self, token: Token) -> Logprob | None:

@@ -62,8 +62,9 @@ class Turn:
     ) -> Generation:
         """A generation on this turn's model."""
         return Generation(
-            self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill
-        )
+            self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill,
+            loop_guard=self._app.loop_guard if job.uncapped else 0,
+        )  # fmt: skip
 
     def note(self, run: Generation) -> Result:
         """Count and log a generation that is complete."""
@@ -82,6 +83,7 @@ class Turn:
                 finish=result.finish_reason,
                 prompt_ms=result.prompt_ms,
                 tok_s=result.timings["predicted_per_second"],
+                looped=result.looped or None,
             ),
         )
         return result

@@ -49,7 +49,7 @@ BAD = [
     ("temperature", float("nan")), ("temperature", float("inf")),
     ("top_p", 1.5), ("top_p", -0.1), ("top_p", "1"),
     ("min_p", 1.1), ("min_p", "0"),
-    ("top_k", -1), ("top_k", 1.5), ("top_k", True),
+    ("top_k", -2), ("top_k", 1.5), ("top_k", True),
     ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("frequency_penalty", "x"),
     ("repeat_penalty", 0), ("repeat_penalty", -1), ("repetition_penalty", 0), ("repeat_last_n", -2),
     ("seed", "x"), ("seed", 1.5), ("seed", True), ("seed", 10**30),
@@ -166,7 +166,7 @@ def test_defaults_are_the_samplers() -> None:
     assert parse(logit_bias={}).params.logit_bias == ()
     assert parse(seed=-1).params.seed is None
     assert parse(repetition_penalty=1.3).params.repeat_penalty == 1.3
-    assert parse(top_k=0).params.top_k == 0
+    assert parse(top_k=0).params.top_k == parse(top_k=-1).params.top_k == 0
     assert parse(repeat_last_n=0).params.repeat_last_n == 0
 
 
