@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((w for w in words if not w.startswith("-")), "")
     parser = build_parser(with_serve=command == "serve")
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
     args, rest = parser.parse_known_args(words)
     debug = args.debug
     try:
@@ -95,7 +98,7 @@ def _take_rest(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: 
     """argparse gives up on positional words that stand behind a flag; they join the others here."""
     words = [w for w in rest if not w.startswith("-") or w == "-"]
     if len(words) < len(rest) or (words and not hasattr(args, "words")):
-        raise common.UsageError(f"unrecognized arguments: {' '.join(rest)}")
+        raise common.UsageError(f"unrecognized arguments: {' '.join(rest)} (see pantheon {args.command} --help)")
     if words:
         args.words = [*args.words, *words]
 

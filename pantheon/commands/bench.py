@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         help="measure tokens per second",
         description="Measure tokens per second of reading a prompt (pp) and of generating (tg).",
     )
-    common.add_model_flags(parser)
+    common.add_model_flags(parser, default_ctx="what the test needs")
     parser.add_argument("-p", "--n-prompt", type=common.whole(0), default=512, metavar="N", help="prompt tokens; 0 skips (default: 512)")  # fmt: skip # noqa: E501
     parser.add_argument("-n", "--n-gen", type=common.whole(0), default=128, metavar="N", help="generated tokens; 0 skips (default: 128)")  # fmt: skip # noqa: E501
     parser.add_argument("-r", "--reps", type=common.whole(1), default=5, metavar="N", help="repetitions (default: 5)")

@@ -46,10 +46,10 @@ def whole(low: int) -> Callable[[str], int]:
     return parse
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, default_ctx: str = "the model's own, at most 8192") -> None:
     """MODEL, --ctx, --threads, --executor, --kv-type."""
     parser.add_argument("words", nargs="*", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--ctx", type=whole(2), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
+    parser.add_argument("--ctx", type=whole(2), metavar="N", help=f"context length in tokens (default: {default_ctx})")  # fmt: skip # noqa: E501
     parser.add_argument("--threads", type=whole(1), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
     parser.add_argument("--executor", choices=("cpu", "reference"), default="cpu", help="who computes (default: cpu; reference is slow and exact)")  # fmt: skip # noqa: E501
     parser.add_argument("--kv-type", choices=("f32", "f16"), help="number format of the KV cache")
@@ -57,10 +57,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     """--temp, --top-k, --top-p, --min-p, --repeat-penalty, --seed, --max-tokens."""
-    parser.add_argument("--temp", type=float, metavar="T", dest="temperature", help="temperature; 0 is greedy (default: 0.8)")  # fmt: skip # noqa: E501
+    parser.add_argument("--temp", type=float, metavar="T", dest="temperature", help="temperature; 0 is greedy (default: 1.0)")  # fmt: skip # noqa: E501
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off (default: 40)")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to mass P (default: 0.95)")  # fmt: skip # noqa: E501
-    parser.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the best (default: 0.05)")
+    parser.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the best (default: 0.1)")
     parser.add_argument("--repeat-penalty", type=float, metavar="R", help="make the last 64 tokens less likely; 1 is off (default: 1)")  # fmt: skip # noqa: E501
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answers (default: random)")
     shown = "no limit but the context" if max_tokens is None else max_tokens

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with common.load(args, path) as model, StopKey() as key:
         if text is None:
             text = _read_stdin()
-        ids = _chat_ids(model, args.system, text) if args.chat else model.tokenize(text)
+        ids = _chat_ids(model, args.system, text) if args.chat is not None else model.tokenize(text)
         emit = (lambda piece: None) if args.json else common.write
         answer = stream_answer(model, model.new_state(), ids, params, args.max_tokens, emit, lambda: key.pressed)
         if args.json:

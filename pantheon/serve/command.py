@@ -62,7 +62,12 @@ class _ModelFlag(argparse.Action):
 
 def add_serve_parser(subparsers: Any) -> None:
     """The parser of `serve`."""
-    parser = subparsers.add_parser("serve", help="serve models over the OpenAI chat API", description=__doc__)
+    parser = subparsers.add_parser(
+        "serve",
+        usage="pantheon serve [--model FILE [--name NAME]]... [flags]",
+        help="serve models over the OpenAI chat API",
+        description="Serve models over HTTP. /health answers at once and tells when they are loaded; Ctrl-C ends it.",
+    )
     parser.set_defaults(models=[])
     add = parser.add_argument
     model = parser.add_argument_group("models (each --model may be followed by its own --name and --dies)")

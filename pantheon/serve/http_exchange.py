@@ -5,6 +5,7 @@ Runs on the connection's own thread.  Must not know how connections are accepted
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -25,6 +26,10 @@ from pantheon.serve.routes import Router, dispatch
 from pantheon.serve.sse import Pulse
 
 _LOG = log.logger("http")
+#: what orchestrators ask every few seconds; logged at debug
+_PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics"})
+#: characters of an error's message in the log
+_WHY = 200
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -151,5 +156,8 @@ class _Exchange:
         status = self._responder.status if delivered or self._responder.status else 499
         took = f"{(time.monotonic() - self._started) * 1000:.0f}ms"
         word = "" if delivered else " cancelled"
-        extra = log.fields(id=self._id, client=self._connection.client)
-        _LOG.info("%s %s %s %s%s %s", method, path, status, took, word, extra)
+        fault = self._responder.fault
+        why = fault.message[:_WHY] if fault is not None else None
+        extra = log.fields(id=self._id, client=self._connection.client, why=why)
+        level = logging.DEBUG if path in _PROBES and fault is None else logging.INFO
+        _LOG.log(level, "%s %s %s %s%s %s", method, path, status, took, word, extra)

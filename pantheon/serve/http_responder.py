@@ -78,6 +78,8 @@ class Responder:
         self.will_stream = False
         self.delivered = True
         self.status: int | None = None
+        #: the error that was answered, for the log
+        self.fault: PantheonError | None = None
         self._connection = connection
         self._stopping = stopping or threading.Event()
         self._pulse = pulse or Pulse(clock)
@@ -151,6 +153,7 @@ class Responder:
 
     def fail(self, fault: PantheonError) -> None:
         """Answer with an error in the form that the state of the answer still allows."""
+        self.fault = fault
         if self._state == _EARLY and self.will_stream:
             self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
         if self._stream is not None:

@@ -89,8 +89,9 @@ class PantheonServer(ThreadingHTTPServer):
             super().__init__((host, config.port), socketserver.BaseRequestHandler)
         except OSError as fault:
             where = f"{config.host}:{config.port}"
+            hint = "; choose another --port" if fault.errno == errno.EADDRINUSE else ""
             raise PantheonError(
-                f"can not listen on {where}: {fault.strerror}", code="bind_failed", param="--port"
+                f"can not listen on {where}: {fault.strerror}{hint}", code="bind_failed", param="--port"
             ) from None
         if not is_loopback(host) and not config.api_keys:
             _LOG.warning("listening beyond loopback without an API key: anyone who can connect can use this server")

@@ -63,7 +63,8 @@ class Fields:
             what = "a fraction" if isinstance(value, float) else kind(value)
             raise self.fault(name, f"must be a whole number, not {what}")
         if not low <= value <= high:
-            raise self.fault(name, f"must be from {low} to {high}" + (f", not {value}" if abs(value) < 1 << 64 else ""))
+            limits = f"at least {low}" if value < low and high >= 1 << 32 else f"from {low} to {high}"
+            raise self.fault(name, f"must be {limits}" + (f", not {value}" if abs(value) < 1 << 64 else ""))
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -90,7 +90,8 @@ class Router:
         if wanted in choices:
             return choices[wanted]
         if not choices:
-            raise HttpError(404, f"no such path: {path[:200]}", code="not_found")
+            hint = f"; did you mean /v1{path}?" if dict(self._candidates("/v1" + path)) and len(path) < 200 else ""
+            raise HttpError(404, f"no such path: {path[:200]}{hint}", code="not_found")
         allowed = sorted({*choices, "OPTIONS", *(["HEAD"] if "GET" in choices else [])})
         message = f"{method[:40]} is not allowed on {path[:200]}; use {', '.join(choices)}"
         raise HttpError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
