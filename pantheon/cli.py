@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((w for w in words if not w.startswith("-")), "")
     parser = build_parser(with_serve=command == "serve")
     if not words:
-        parser.print_help(sys.stderr)
-        return 2
+        parser.exit(2, parser.format_help())
     args, rest = parser.parse_known_args(words)
     debug = args.debug
     try:

@@ -15,6 +15,7 @@ from pantheon.seams import SYSTEM_CLOCK, Clock
 
 _REDRAW_S = 0.1
 _LINE_S = 5.0
+_QUIET_S = 3.0
 
 
 class Progress:
@@ -22,7 +23,8 @@ class Progress:
 
     `update` has the shape that loads report with: (stage, done, total); bytes are recognised by totals from 1 MiB
     on.  On a terminal one line is redrawn at most ten times a second; elsewhere a stage prints a line when it
-    begins, when it ends, and every five seconds in between.  `close` ends an open line.
+    begins, when it ends, and every five seconds in between, but nothing in the first three seconds: a short wait
+    leaves no trace in a log.  `close` ends an open line.
     """
 
     def __init__(self, label: str = "", out: TextIO | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -34,6 +36,7 @@ class Progress:
         #: guards what follows and the stream
         self._lock = threading.Lock()
         self._stage = ""
+        self._began_at: float | None = None
         self._drawn_at = -1e9
         self._drawn = 0
         self._finished = False
@@ -47,6 +50,11 @@ class Progress:
             pause = _REDRAW_S if self._tty else _LINE_S
             if not (begins or ends or now - self._drawn_at >= pause) or (self._finished and not begins):
                 return
+            if self._began_at is None:
+                self._began_at = now
+            if not self._tty and now - self._began_at < _QUIET_S:
+                self._stage, self._finished = stage, ends
+                return
             if begins and self._stage and not self._finished:
                 self._end_line()
             self._stage, self._drawn_at, self._finished = stage, now, ends
@@ -58,7 +66,7 @@ class Progress:
         """End the line that is open; further updates begin anew."""
         with self._lock:
             self._end_line()
-            self._stage, self._finished = "", False
+            self._stage, self._finished, self._began_at, self._drawn_at = "", False, None, -1e9
 
     def _draw(self, text: str, part: float) -> None:
         if not self._tty:

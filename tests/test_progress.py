@@ -26,9 +26,24 @@ def test_plain_lines_come_at_the_ends_and_now_and_then() -> None:
     progress.update("kernels", 2, 2)
     progress.close()
     lines = out.getvalue().splitlines()
-    assert lines[0] == "m weights 0% (0/10)" and lines[-1] == "m kernels 100% (2/2)"
-    assert [line.split()[2] for line in lines] == ["0%", "50%", "100%", "0%", "100%"]
+    assert lines[0] == "m weights 30% (3/10)" and lines[-1] == "m kernels 100% (2/2)"
+    assert [line.split()[2] for line in lines] == ["30%", "80%", "100%", "0%", "100%"]
     assert "\r" not in out.getvalue()
+
+
+def test_a_short_wait_leaves_no_trace_in_a_log() -> None:
+    out, clock = io.StringIO(), FakeClock()
+    progress = Progress("m", out, clock)
+    for stage in ("weights", "kernels"):
+        for done in (1, 2):
+            progress.update(stage, done, 2)
+            clock.advance(0.7)
+    progress.close()
+    assert out.getvalue() == ""
+    progress.update("weights", 1, 2)
+    clock.advance(3.0)
+    progress.update("weights", 1, 2)
+    assert out.getvalue() == "m weights 50% (1/2)\n", "a stage that lasts is told of, though its begin was not"
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn() -> None:

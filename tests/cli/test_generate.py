@@ -49,6 +49,11 @@ def test_chat_goes_through_the_template(words: list[str], script: str, capsys: p
     assert json.loads(capsys.readouterr().out)["prompt_tokens"] == n
 
 
+def test_an_empty_chat_message_is_a_chat_too(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", script, "--chat", "", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] > 0
+
+
 def test_without_a_prompt_stdin_is_read(
     script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -494,8 +494,19 @@ def test_other_routes_answer_during_a_generation(server: PantheonServer, gate: G
 
 
 def test_an_address_in_use_is_one_clear_line(server: PantheonServer) -> None:
-    with pytest.raises(PantheonError, match=rf"can not listen on 127.0.0.1:{server.port}: Address already in use"):
+    with pytest.raises(PantheonError, match=rf"can not listen on 127.0.0.1:{server.port}: Address already in use; ch"):
         PantheonServer(Router(), HttpConfig(port=server.port))
+
+
+def test_the_log_says_why_and_keeps_probes_for_debug(server: PantheonServer, caplog: pytest.LogCaptureFixture) -> None:
+    server._site.router.add("GET", "/health", seen)
+    with caplog.at_level(logging.DEBUG, "pantheon.http"):
+        assert ask(server, request("GET", "/health")).status == 200
+        assert ask(server, request("POST", CHAT, b"{")).status == 400
+        assert eventually(lambda: len(caplog.records) == 2)
+    probe, refused = sorted(caplog.records, key=lambda record: record.levelno)
+    assert probe.levelno == logging.DEBUG and "GET /health 200" in probe.getMessage()
+    assert refused.levelno == logging.INFO and 'why="the request body is not valid JSON' in refused.getMessage()
 
 
 def test_url_and_beyond_loopback_warning(caplog: pytest.LogCaptureFixture) -> None:
