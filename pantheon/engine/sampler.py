@@ -55,7 +55,8 @@ class SamplingParams:
 
     top_k <= 0, top_p 1, min_p 0, repeat_penalty 1 and repeat_last_n 0 switch that step off; repeat_last_n -1 means
     everything.  The defaults are OpenAI's temperature, with a min_p that keeps small models out of loops (SmolLM2-135M
-    was still talking after 400 tokens in 1 of 60 greetings, against 4 of 24 at temperature 0.8 and min_p 0.05).  logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
+    was still talking after 400 tokens in 1 of 60 greetings, against 4 of 24 at temperature 0.8 and min_p 0.05).
+    logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
     top_logprobs None: no log-probabilities, 0: only the chosen token's, n: also the n most likely tokens.
     """
 
