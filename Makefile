@@ -44,7 +44,7 @@ test: check ## checks and the whole test suite (ARGS="tests/text -k bpe")
 	$(PY) -m pytest $(ARGS)
 
 test-slow: check ## the tests above and the slow ones
-	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m "slow or not slow" $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, types, layers
 	$(PY) -m ruff check --quiet $(RUFF_RULES) $(SOURCES)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+import hypothesis
 import pytest
 
 from pantheon import seams
@@ -21,6 +22,11 @@ from tests.fakes import FakeClock
 #: pytest-timeout raises in the test's own thread; a test stuck in compiled code does not notice, so the process ends
 HARD_KILL_AFTER_S = 60
 _stderr: TextIO | None = None
+
+# the suite tries the same examples every time; `make test-slow` looks for new ones
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("random", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import signal
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             common.note(f"{model.name}, {model.n_ctx} tokens of context. /help lists the commands.")
             _with_line_editing()
+            # a parent may have had Ctrl-C ignored (a shell does for jobs in the background); a person means it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         state = model.new_state()
         conversation = Conversation(args.system)
         while (line := _read_line()) is not None:

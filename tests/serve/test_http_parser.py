@@ -320,6 +320,8 @@ def requests(draw: st.DrawFn) -> bytes:
     """A good request, or one with a few bytes changed, dropped or doubled."""
     data = bytearray(draw(st.sampled_from([GOOD, FIXED])))
     for _ in range(draw(st.integers(0, 4))):
+        if not data:
+            break
         at = draw(st.integers(0, len(data) - 1))
         kind = draw(st.sampled_from(["set", "drop", "insert", "cut", "repeat"]))
         if kind == "set":
