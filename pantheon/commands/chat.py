@@ -118,13 +118,10 @@ def _turn(
     max_tokens: int | None,
 ) -> None:
     """Answer one line.  A turn that is refused (context full, template) leaves the conversation as it was."""
-    from pantheon.text.messages import normalise
-    from pantheon.text.prompt import build_prompt
-
     conversation.turns.append({"role": "user", "content": line})
     try:
         with StopKey() as key:
-            prompt = build_prompt(model.tokenizer, model.template, normalise(conversation.messages(), model.template))
+            prompt = model.prompt(conversation.messages())
             answer = stream_answer(model, state, prompt.ids, params, max_tokens, common.write, lambda: key.pressed)
     except PantheonError as fault:
         conversation.turns.pop()

@@ -86,9 +86,5 @@ def _looks_like_model(word: str) -> bool:
 
 
 def _chat_ids(model: Model, system: str | None, text: str) -> list[int]:
-    from pantheon.text.messages import normalise
-    from pantheon.text.prompt import build_prompt
-
     head = [{"role": "system", "content": system}] if system else []
-    messages = normalise([*head, {"role": "user", "content": text}], model.template)
-    return build_prompt(model.tokenizer, model.template, messages).ids
+    return model.prompt([*head, {"role": "user", "content": text}]).ids

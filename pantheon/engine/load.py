@@ -12,6 +12,8 @@ from typing import Any
 from pantheon import seams
 from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
+from pantheon.engine.scripted import PREFIX as SCRIPT
+from pantheon.engine.scripted import load_script
 from pantheon.errors import BadRequest, ModelFileError, PantheonError
 from pantheon.formats.gguf import GGUFFile, open_gguf
 from pantheon.log import fields, logger
@@ -26,8 +28,6 @@ log = logger("load")
 #: Context when none is asked for: the model's own, but no more than this [MR_ADMIT_CTX_GUESS, M059].
 DEFAULT_CTX = 8192
 MAX_THREADS = 1024
-#: `--model script:FILE.json` loads a scripted model (test seam).
-SCRIPT_PREFIX = "script:"
 _PRECISE = {"F32", "F16", "BF16"}
 
 
@@ -78,10 +78,8 @@ def load_model(
     Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
     """
     seams.hit("load")
-    if str(path).startswith(SCRIPT_PREFIX):
-        from pantheon.engine.scripted import load_script
-
-        return load_script(str(path).removeprefix(SCRIPT_PREFIX))
+    if str(path).startswith(SCRIPT):
+        return load_script(str(path))
     die = pick_executor(executor, threads)
     with open_gguf(path) as file:
         plan = plan_of(file)

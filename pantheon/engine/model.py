@@ -19,7 +19,7 @@ from pantheon.errors import BadRequest, Unavailable
 from pantheon.plan.builder import Plan
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
-from pantheon.text.prompt import build_prompt
+from pantheon.text.prompt import Prompt, build_prompt
 from pantheon.text.tokenizer import Tokenizer
 
 
@@ -128,10 +128,13 @@ class Model:
         template_kwargs: Mapping[str, Any] | None = None, **options: Any,
     ) -> Iterator[Piece]:  # fmt: skip
         """Answer a conversation through the model's chat template; options as for `generate`."""
-        extra = dict(template_kwargs or {})
-        ready = normalise(messages, self.template, tools, **extra)
-        prompt = build_prompt(self.tokenizer, self.template, ready, tools, **extra)
-        return self.generate(prompt.ids, **options)
+        return self.generate(self.prompt(messages, tools, **dict(template_kwargs or {})).ids, **options)
+
+    def prompt(self, messages: Any, tools: list[dict[str, Any]] | None = None, **template_kwargs: Any) -> Prompt:
+        """What this model reads for a conversation.  Raises BadRequest naming messages[i]…, or with the template's own
+        words when it refuses."""
+        ready = normalise(messages, self.template, tools, **template_kwargs)
+        return build_prompt(self.tokenizer, self.template, ready, tools, **template_kwargs)
 
     def memory(self) -> dict[str, int]:
         """Bytes by part; `kv_per_token` is what one more position costs."""

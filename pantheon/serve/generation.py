@@ -22,8 +22,6 @@ from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, THINK, Emitter, E
 from pantheon.serve.loop_guard import EVERY, is_loop
 from pantheon.serve.tool_calls import parse_tool_block
 from pantheon.text.detokenizer import Detokenizer
-from pantheon.text.messages import normalise
-from pantheon.text.prompt import build_prompt
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
@@ -118,8 +116,7 @@ def prepare_chat(model: Model, request: ChatRequest) -> Job:
     """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids."""
     check_bias(request.params, model.n_vocab)
     offered = [] if request.tool_choice == "none" else list(request.tools)
-    messages = normalise(request.messages, model.template, offered or None, **request.template_kwargs)
-    prompt = build_prompt(model.tokenizer, model.template, messages, offered or None, **request.template_kwargs)
+    prompt = model.prompt(request.messages, offered or None, **request.template_kwargs)
     limit = room(prompt.ids, model.n_ctx, request.max_tokens)
     syntax = tool_syntax(model.template.source)
     spec = _constraint_spec(request, offered, syntax)
