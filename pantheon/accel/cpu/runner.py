@@ -135,6 +135,11 @@ class CpuRunner:
         tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables)
         return {"weights": self._weights.arena.used, "scratch": self._scratch.capacity, "tables": tables}
 
+    def step_bytes(self) -> int:
+        """Bytes of packed weights that a forward with logits reads: all but tables that are only looked up in."""
+        used = {op.weight for op in self.plan.ops() if isinstance(op, MatMul)}
+        return sum(self._weights.matrices[m].nbytes for m in used)
+
     # --- running --------------------------------------------------------------------------------------------------
     def new_state(self, n_slots: int, n_ctx: int) -> CpuState:
         """Raises ValueError when n_ctx is beyond what was loaded for."""
