@@ -200,17 +200,22 @@ class Sampler:
         floor = filters.min_p_floor(best, p.min_p)
         if 0 < p.top_k < self.n_vocab:
             ids = filters.top_ids(row, p.top_k)
-            if p.top_p < 1:
-                ids = ids[: filters.nucleus_size(filters.softmax(row[ids], 1.0), p.top_p)]
-            ids = ids[row[ids] >= floor]
-        elif p.top_p < 1:
-            ids = filters.nucleus_ids(row, p.top_p)
-            ids = ids[row[ids] >= floor]
+            values = row[ids]
+            reached = filters.masses(values, best, 1.0).cumsum()
+            size = filters.nucleus_size(reached, p.top_p * reached[-1]) if p.top_p < 1 else len(ids)
+            size = min(size, int(np.count_nonzero(values >= floor)))
+            ids, values, reached = ids[:size], values[:size], reached[:size]
         else:
-            ids = np.flatnonzero(row >= floor) if floor > -math.inf else np.flatnonzero(row > floor)
-        cumulated = np.cumsum(filters.softmax(row[ids], p.temperature))
-        # scaled by the last sum, which rounding leaves near 1, so that the index stays inside
-        place = int(np.searchsorted(cumulated, point * cumulated[-1], side="right"))
+            if p.top_p < 1:
+                ids = filters.nucleus_ids(row, best, p.top_p, floor)
+            else:
+                ids = (row >= floor if floor > -math.inf else row > floor).nonzero()[0]
+            values = row[ids]
+            reached = filters.masses(values, best, 1.0).cumsum()
+        if p.temperature != 1.0:
+            reached = filters.masses(values, best, p.temperature).cumsum()
+        # scaled by the last sum, so that the index stays inside but for rounding
+        place = int(reached.searchsorted(point * reached[-1], side="right"))
         return int(ids[min(place, len(ids) - 1)])
 
     def _report(self, logits: NDArray[np.float32], token: int) -> Sampled:

@@ -34,23 +34,12 @@ def subtract_counts(row: Row, counts: dict[int, int], presence: float, frequency
 
 def sort_candidates(row: Row, ids: Ids) -> Ids:
     """`ids` (ascending) ordered by logit, highest first; the lower id first on ties."""
-    return ids[np.argsort(-row[ids], kind="stable")]
+    return ids[(-row[ids]).argsort(kind="stable")]
 
 
 def top_ids(row: Row, k: int) -> Ids:
-    """The ids of the k highest finite logits, ordered; fewer when fewer are finite.
-
-    A lower bound for the k-th highest logit comes from block maxima: k blocks whose maximum is >= t hold at least k
-    values >= t.  With 8k blocks or more few candidates are left above it, whatever the row looks like.
-    """
-    blocks = 8 * k
-    depth = len(row) // blocks
-    if depth < 2:
-        ids = np.flatnonzero(row > -np.inf)
-    else:
-        maxima = row[: blocks * depth].reshape(depth, blocks).max(axis=0)
-        bound = np.partition(maxima, blocks - k)[blocks - k]
-        ids = np.flatnonzero(row >= bound) if bound > -np.inf else np.flatnonzero(row > -np.inf)
+    """The ids of the k highest finite logits, ordered; fewer when fewer are finite."""
+    ids = _candidates(row, k)
     if len(ids) > 4 * k:
         # many ties or a flat row: cut to the k-th value before sorting, keeping its lowest ids
         values = row[ids]
@@ -60,40 +49,70 @@ def top_ids(row: Row, k: int) -> Ids:
     return sort_candidates(row, ids)[:k]
 
 
-def nucleus_size(masses: NDArray[np.float64], wanted: float) -> int:
-    """How many of the descending masses together reach `wanted`; at least 1 (Holtzman et al. 2020)."""
-    return min(len(masses), int(np.searchsorted(np.cumsum(masses), wanted, side="left")) + 1)
+def _candidates(row: Row, k: int) -> Ids:
+    """Ids, ascending, that hold the k highest finite logits.
 
-
-def nucleus_ids(row: Row, top_p: float) -> Ids:
-    """The ids that top_p keeps of the whole vocabulary, in no stated order.
-
-    A peaked row has its nucleus among its best 128 ids; a flat one is cut by bins of 0.01 logits, and only the bin
-    that the cut goes through is sorted.
+    Blocks are interleaved: one is every id of the same remainder.  k blocks whose maximum is >= t hold at least k
+    values >= t, so the k-th highest maximum is a lower bound, and what reaches it lies in few blocks.  64 ids a block
+    balance the search for that bound against the search behind it; fewer than 8k blocks would leave many candidates.
     """
-    best = row.max()
-    weights = np.exp(row - best)
+    blocks = 1 << (max(8 * k, len(row) // 64) - 1).bit_length()
+    depth = len(row) // blocks
+    if depth < 2:
+        return (row > -np.inf).nonzero()[0]
+    grid = row[: blocks * depth].reshape(depth, blocks)
+    maxima = grid.max(axis=0)
+    bound = np.partition(maxima, blocks - k)[blocks - k]
+    if bound == -np.inf:
+        return (row > -np.inf).nonzero()[0]
+    columns = (maxima >= bound).nonzero()[0]
+    line, place = np.divmod((grid.take(columns, axis=1) >= bound).ravel().nonzero()[0], len(columns))
+    ids = line * blocks + columns[place]
+    rest = (row[blocks * depth :] >= bound).nonzero()[0]
+    return np.concatenate([ids, rest + blocks * depth]) if len(rest) else ids
+
+
+def masses(values: Row, best: float, temperature: float) -> NDArray[np.float64]:
+    """Weights relative to that of the best logit, float64."""
+    scaled = values.astype(np.float64)
+    scaled -= best
+    if temperature != 1.0:
+        # colder than this only ties with the best are left anyway, and the quotient stays finite
+        scaled /= max(temperature, 1e-30)
+    return np.exp(scaled, out=scaled)
+
+
+def nucleus_size(reached: NDArray[np.float64], wanted: float) -> int:
+    """How many of the descending masses together reach `wanted`, given their running sums; at least 1 (Holtzman et
+    al. 2020)."""
+    return min(len(reached), int(reached.searchsorted(wanted, side="left")) + 1)
+
+
+def nucleus_ids(row: Row, best: float, top_p: float, floor: float) -> Ids:
+    """The ids, ordered, that top_p keeps of the whole vocabulary, cut at the logit `floor` (-inf: not at all)."""
+    weights = np.exp(row - np.float32(best))
     wanted = top_p * float(weights.sum(dtype=np.float64))
-    ids = top_ids(row, 128)
-    masses = weights[ids].astype(np.float64)
-    if masses.sum() >= wanted:
-        return ids[: nucleus_size(masses, wanted)]
-    bins = np.minimum((best - row) * np.float32(100.0), np.float32(4095.0)).astype(np.int64)
+    # what lies below the floor counts for the sum only; what is left is mostly few ids
+    ids = (row >= floor).nonzero()[0] if floor > -math.inf else top_ids(row, 128)
+    if len(ids) <= 1024:
+        ids = sort_candidates(row, ids)
+        reached = weights[ids].cumsum(dtype=np.float64)
+        if floor > -math.inf or reached[-1] >= wanted:
+            return ids[: nucleus_size(reached, wanted)]
+    kept = _binned_nucleus(row, weights, best, wanted)
+    return kept[row[kept] >= floor]
+
+
+def _binned_nucleus(row: Row, weights: Row, best: float, wanted: float) -> Ids:
+    """The nucleus of a flat row, in no stated order: cut by bins of 0.01 logits, and only the bin that the cut goes
+    through is sorted."""
+    bins = np.minimum((np.float32(best) - row) * np.float32(100.0), np.float32(4095.0)).astype(np.int64)
     reached = np.cumsum(np.bincount(bins, weights, 4096))
     edge = min(4095, int(np.searchsorted(reached, wanted, side="left")))
-    border = sort_candidates(row, np.flatnonzero((bins == edge) & (row > -np.inf)))
+    border = sort_candidates(row, ((bins == edge) & (row > -np.inf)).nonzero()[0])
     missing = wanted - (float(reached[edge - 1]) if edge else 0.0)
-    kept = border[: nucleus_size(weights[border].astype(np.float64), missing)]
-    return np.concatenate([np.flatnonzero(bins < edge), kept])
-
-
-def softmax(values: Row, temperature: float) -> NDArray[np.float64]:
-    """float64 probabilities of finite or -inf logits at a temperature above 0."""
-    with np.errstate(over="ignore"):
-        scaled = (values.astype(np.float64) - float(values.max())) / temperature
-    weights: NDArray[np.float64] = np.exp(scaled)
-    weights /= weights.sum()
-    return weights
+    kept = border[: nucleus_size(weights[border].cumsum(dtype=np.float64), missing)]
+    return np.concatenate([(bins < edge).nonzero()[0], kept])
 
 
 def min_p_floor(best: float, min_p: float) -> float:
@@ -103,5 +122,7 @@ def min_p_floor(best: float, min_p: float) -> float:
 
 def log_normaliser(row: Row) -> float:
     """log(sum(exp(row))): logprob = logit - this."""
-    best = float(row.max())
-    return best + math.log(float(np.exp(row - np.float32(best)).sum(dtype=np.float64)))
+    best = row.max()
+    weights = row - best
+    np.exp(weights, out=weights)
+    return float(best) + math.log(float(weights.sum(dtype=np.float64)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pantheon import seams
+from pantheon.engine import sampler_filters as filters
 from pantheon.engine.sampler import LEAST_LOGPROB, Sampler, SamplingParams
 from pantheon.errors import BadRequest, PantheonError
 
@@ -145,13 +146,11 @@ def test_chi_square_against_the_exact_distribution(options: dict[str, float]) ->
 def test_large_flat_row_draws_from_its_nucleus() -> None:
     """top_p alone over a row so flat that its nucleus is thousands of ids: the same set as by sorting."""
     logits = (np.random.default_rng(1).standard_normal(20_000) * 0.3).astype(np.float32)
-    from pantheon.engine.sampler_filters import nucleus_ids
-
     for top_p in (0.05, 0.5, 0.9, 0.999):
         order = np.argsort(-logits, kind="stable")
         mass = np.cumsum(np.exp(logits[order].astype(np.float64)))
         size = int(np.searchsorted(mass, top_p * mass[-1])) + 1
-        got = nucleus_ids(logits, top_p)
+        got = filters.nucleus_ids(logits, float(logits.max()), top_p, -math.inf)
         assert abs(len(got) - size) <= 1, "float32 rounding may move the last id"
         assert set(got[: size - 1].tolist()) <= set(order[: size + 1].tolist())
         assert len(set(got.tolist())) == len(got)
@@ -376,23 +375,42 @@ def test_the_vocabulary_is_never_sorted(monkeypatch: pytest.MonkeyPatch, shape: 
     noise = np.random.default_rng(0).standard_normal(n)
     logits = (noise * {"peaked": 4.0, "flat": 0.01, "constant": 0.0}[shape]).astype(np.float32)
     sizes: list[int] = []
+    real = filters.sort_candidates
 
-    def counting(name: str) -> None:
-        real = getattr(np, name)
+    def counting(values: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        sizes.append(len(ids))
+        return real(values, ids)
 
-        def wrapped(values: NDArray[np.float32], *args: object, **kwargs: object) -> object:
-            sizes.append(np.size(values))
-            return real(values, *args, **kwargs)
-
-        monkeypatch.setattr(np, name, wrapped)
-
-    for name in ("sort", "argsort", "lexsort", "unique"):
-        counting(name)
+    monkeypatch.setattr(filters, "sort_candidates", counting)
     sampler = Sampler(SamplingParams(seed=0), n)
     for _ in range(3):
         sampler.sample(logits)
-    assert sizes, "the probe sees the sorts of candidates"
-    assert max(sizes) <= 512
+    assert len(sizes) == 3 and max(sizes) <= 512
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_best_ids_are_those_of_a_stable_sort(data: st.DataObject) -> None:
+    """Any size, any number of ties and of forbidden ids, whether or not blocks cover the row evenly."""
+    n = data.draw(st.sampled_from([1, 7, 700, 4096, 5000, 20_001]))
+    k = data.draw(st.sampled_from([1, 2, 40, 300]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = rng.integers(0, data.draw(st.sampled_from([1, 3, 50, 10**6])), n).astype(np.float32)
+    logits[rng.random(n) < data.draw(st.sampled_from([0.0, 0.5, 0.999]))] = -np.inf
+    order = np.argsort(-logits, kind="stable")
+    assert filters.top_ids(logits, k).tolist() == [i for i in order[:k].tolist() if logits[i] > -np.inf]
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.95])
+def test_a_nucleus_of_the_whole_row_is_cut_by_min_p(top_p: float) -> None:
+    """[M040] top_k off, as some clients send it: the same ids as the stated order keeps, few or many."""
+    for scale in (0.01, 1.0, 6.0):
+        logits = (np.random.default_rng(7).standard_normal(3000) * scale).astype(np.float32)
+        params = SamplingParams(**PLAIN | {"top_p": top_p, "min_p": 0.25})
+        best = float(logits.max())
+        got = filters.nucleus_ids(logits, best, top_p, filters.min_p_floor(best, 0.25))
+        assert abs(len(got) - len(wanted := naive(logits, params, [], [], set()))) <= 1, "float32 may move the last id"
+        assert len(set(got.tolist()) ^ set(wanted)) <= 1
 
 
 def test_a_row_of_the_wrong_size_is_a_bug_not_a_guess() -> None:
