@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except PantheonError as fault:
         common.say_error(fault)
+        return 2 if isinstance(fault, settings.SettingError) else 1
     except Exception as fault:
         _say_internal(fault, debug)
     return 1

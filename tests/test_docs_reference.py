@@ -42,12 +42,19 @@ def first_cells(text: str) -> list[str]:
 
 
 def test_m170_environment_flags_are_those_of_the_settings_table() -> None:
-    text = (REFERENCE / "env-flags.md").read_text().split("Not ours")[0]
-    rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \|", text, re.M)
-    assert sorted(name for name, _ in rows) == sorted(SETTINGS)
-    for name, default in rows:
-        real = SETTINGS[name].default
-        assert default == {"": "empty", None: "unset"}.get(real, f"`{real}`"), name
+    """Both ways: names, defaults and units; and a flag without effect stands in the section that says so."""
+    page = sections(REFERENCE / "env-flags.md")
+    text = "".join(body for head, body in page.items() if not head.startswith("Not ours"))
+    rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \| (.*?) \| (.*?) \|$", text, re.M)
+    assert sorted(name for name, *_ in rows) == sorted(SETTINGS)
+    for name, default, unit, _ in rows:
+        real = SETTINGS[name]
+        assert default == {"": "empty", None: "unset"}.get(real.default, f"`{real.default}`"), name
+        assert unit == real.unit, name
+    later = re.findall(r"^\| `([A-Z0-9_]+)` \| .*? \| .*? \| (.*?) \|$", page["Not in this version"], re.M)
+    assert {name for name, _ in later} == {name for name, setting in SETTINGS.items() if setting.later}
+    for name, reason in later:
+        assert reason.startswith(SETTINGS[name].later), name
 
 
 def test_m171_cuda_visible_devices_is_explained() -> None:

@@ -57,6 +57,115 @@ def test_whole_numbers_have_both_ends_in_range() -> None:
             parse(bad)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "parsed"),
+    [
+        ("PN_HOST_RESERVE_BYTES", "1.5GiB", 1_610_612_736),  # M165
+        ("PN_HOST_RESERVE_BYTES", "0", 0),
+        ("PN_PSI_FULL_REJECT", "20", 20.0),  # M166
+        ("PN_PSI_SOME_TIGHT", "12.5", 12.5),
+        ("PN_DIE_RESERVE_BYTES", "512M", 1 << 29),  # M167
+        ("PN_LOAD_SPIKE_BYTES", "1k", 1024),  # M168
+        ("PN_LADDER_DISABLE", "on", 1),  # M169
+        ("PN_LADDER_DISABLE", "No", 0),
+        ("PN_VIRTUAL_DIES", "4x2GiB", (2 << 30,) * 4),
+        ("PN_VIRTUAL_DIES", "1GiB, 2x512MiB", (1 << 30, 1 << 29, 1 << 29)),
+        ("PANTHEON_REGISTRY_URL", "http://127.0.0.1:9000/", "http://127.0.0.1:9000"),  # M164
+        ("PANTHEON_REGISTRY_TRANSPORT", "smg", "smg"),
+        ("PANTHEON_NODE_ID", "rack 2", "rack 2"),
+        ("QWEN35_BS_PREFILL_CHUNK", "128", 128),  # M158
+        ("PN_ASYNC_POLL_US", "500", 500),  # M163
+    ],
+)
+def test_values_that_flags_take(monkeypatch: pytest.MonkeyPatch, name: str, value: str, parsed: object) -> None:
+    monkeypatch.setenv(name, value)
+    assert settings.get(name) == parsed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PN_HOST_RESERVE_BYTES", "-1"), ("PN_HOST_RESERVE_BYTES", "1 gigabyte"), ("PN_HOST_RESERVE_BYTES", "1e9"),
+        ("PN_PSI_FULL_REJECT", "0"), ("PN_PSI_FULL_REJECT", "101"), ("PN_PSI_FULL_REJECT", "nan"),
+        ("PN_LADDER_DISABLE", "2"), ("PN_LADDER_DISABLE", "maybe"), ("PN_MEMWATCH_POLL_MS", "0"),
+        ("PN_VIRTUAL_DIES", "4"), ("PN_VIRTUAL_DIES", "0x2GiB"), ("PN_VIRTUAL_DIES", "17x1GiB"),
+        ("PN_VIRTUAL_DIES", "-1x1GiB"), ("PN_VIRTUAL_DIES", "2x"), ("PN_VIRTUAL_DIES", "2x0"),
+        ("PN_VIRTUAL_DIES", "2xx1GiB"), ("PN_VIRTUAL_DIES", ",") , ("PN_VIRTUAL_DIES", "axb"),
+        ("PANTHEON_REGISTRY_URL", "127.0.0.1:9000"), ("PANTHEON_REGISTRY_URL", "ftp://x"),
+        ("PANTHEON_REGISTRY_URL", "http://user:pw@x"), ("PANTHEON_REGISTRY_URL", "http://x/?a"),
+        ("PANTHEON_REGISTRY_TRANSPORT", "carrier-pigeon"), ("PANTHEON_NODE_ID", "a\nb"), ("PANTHEON_DRAIN_S", "inf"),
+        ("PANTHEON_ADMIN_KEY", "a b\n"), ("QWEN35_BATCH_SLOTS", "abc"), ("QWEN35_BATCH_SLOTS", "65"),
+        ("QWEN35_BATCH_SLOTS", "-1"), ("QWEN35_BS_DRIVER_SAMPLE", "2"), ("QWEN35_BS_PREFILL_BATCH", "x"),
+        ("QWEN35_BS_PREFILL_CHUNK", "0"), ("BS_QUEUE_DEPTH", "-1"), ("QWEN35_BS_STATS", "?"), ("QWEN35_KV_Q4", "q4"),
+        ("PN_ASYNC_POLL_US", "1"),
+    ],
+)  # fmt: skip
+def test_values_that_flags_refuse_X09(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match="expects") as caught:
+        settings.check_all()
+    assert caught.value.param == name and name in caught.value.message
+
+
+def test_batch_slots_means_a_number_of_slots_M083_M084_X09_X30() -> None:
+    """`=8` is eight slots, not a silent off."""
+    assert [settings.slots(word) for word in ("0", "off", "1", "on", "8", "4", "16")] == [0, 0, 8, 8, 8, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("QWEN35_BATCH_SLOTS", "8"), ("QWEN35_BS_DRIVER_SAMPLE", "0"), ("QWEN35_BS_PREFILL_BATCH", "0"),
+        ("QWEN35_BS_PREFILL_CHUNK", "64"), ("BS_QUEUE_DEPTH", "4"), ("QWEN35_BS_STATS", "1"), ("QWEN35_KV_Q4", "1"),
+        ("PN_ASYNC_POLL_US", "100"),
+    ],
+)  # fmt: skip
+def test_a_flag_of_a_later_version_takes_its_default_only_M155_M156_M157_M159_M160_M161(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, str(SETTINGS[name].default))
+    settings.check_all()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=f"{name}={value}: needs .*{SETTINGS[name].later}"):
+        settings.check_all()
+
+
+def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PANTHEON_ADMIN_KEY", "PANTHEON_REGISTRY_KEY"):
+        monkeypatch.setenv(name, "hush")
+        assert settings.get(name) == "hush"
+        assert settings.check_all() == {name: "set"}
+        assert (name, "set", "env") in settings.origins()
+        monkeypatch.setenv(name, "hush hush ")
+        with pytest.raises(SettingError) as caught:
+            settings.get(name)
+        assert "hush" not in caught.value.message
+        monkeypatch.delenv(name)
+
+
+def test_every_value_has_an_origin_X09(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PN_MEMWATCH_POLL_MS", "250")
+    monkeypatch.setenv("PN_SLOW_DECODE_MS", "")
+    rows = {name: (value, origin) for name, value, origin in settings.origins()}
+    assert set(rows) == set(SETTINGS)
+    assert rows["PN_MEMWATCH_POLL_MS"] == (250, "env") and rows["PN_SLOW_DECODE_MS"] == (0, "default")
+
+
+def test_a_name_that_is_not_ours_gets_a_suggestion() -> None:
+    environ = {
+        "PN_LADER_DISABLE": "1", "QWEN35_BATCH_SLOT": "8", "QWEN35_NOPE": "", "BS_QUEUE_DEPHT": "3", "pn_slow_decode_ms": "",
+        "PANTHEON_REGISTRY_URI": "", "PATH": "/bin", "PNPM_HOME": "/x", "BS_TOKEN": "x", "PN_FAIL_AT": "load",
+    }  # fmt: skip
+    assert settings.unknown_names(environ) == [
+        ("BS_QUEUE_DEPHT", "BS_QUEUE_DEPTH"),
+        ("PANTHEON_REGISTRY_URI", "PANTHEON_REGISTRY_URL"),
+        ("PN_LADER_DISABLE", "PN_LADDER_DISABLE"),
+        ("QWEN35_BATCH_SLOT", "QWEN35_BATCH_SLOTS"),
+        ("QWEN35_NOPE", None),
+        ("pn_slow_decode_ms", "PN_SLOW_DECODE_MS"),
+    ]
+
+
 def test_every_row_says_what_the_flag_does_and_defaults_are_what_they_parse_to() -> None:
     for name, setting in SETTINGS.items():
         assert name == setting.name and setting.effect and setting.unit

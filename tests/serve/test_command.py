@@ -249,7 +249,7 @@ def test_a_bad_setting_is_refused_before_anything_starts_M011_X09(
     flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(flag, value)
-    assert cli.main(["serve", "--model", str(TINY)]) == 1
+    assert cli.main(["serve", "--model", str(TINY)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("pantheon: error:") and flag in line
 
