@@ -80,7 +80,7 @@ def test_a_bad_setting_stops_every_command(
 ) -> None:
     """[X09]"""
     monkeypatch.setenv("PN_SLOW_DECODE_MS", "soon")
-    assert main(["inspect", write_script(tmp_path, "x")]) == 1
+    assert main(["inspect", write_script(tmp_path, "x")]) == 2
     assert "PN_SLOW_DECODE_MS=soon" in capsys.readouterr().err
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_failure_point_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PN_FAIL_AT", "lunch")
-    assert main(["generate", write_script(tmp_path, "a"), "x"]) == 1
+    assert main(["generate", write_script(tmp_path, "a"), "x"]) == 2
     err = capsys.readouterr().err
     assert "PN_FAIL_AT" in err and "lunch" in err and "internal" not in err
 
