@@ -1,8 +1,8 @@
 """What a die is, and which ones this process sees: CUDA devices through NVML, or virtual dies on the CPU.
 
-A die is one accelerator under its place in CUDA_VISIBLE_DEVICES, or a virtual one (`PN_VIRTUAL_DIES=4x2GiB`): a share of
-the CPU with a byte budget, so that placement, replicas and budgets run for real where there is no GPU.  Must not know
-models.  Sources: CUDA programming guide, "CUDA environment variables"; NVML API reference; M005, M186, M240.
+A die is one accelerator under its place in CUDA_VISIBLE_DEVICES, or a virtual one (`PN_VIRTUAL_DIES=4x2GiB`): a share
+of the CPU with a byte budget, so that placement, replicas and budgets run for real where there is no GPU.  Must not
+know models.  Sources: CUDA programming guide, "CUDA environment variables"; NVML API reference; M005, M186, M240.
 """
 
 from __future__ import annotations

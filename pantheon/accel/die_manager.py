@@ -142,8 +142,8 @@ class DieManager:
         named = ", ".join(map(str, dies))
         where = f"die {named}" if len(dies) == 1 else f"dies {named}"
         return PantheonError(
-            f"the model needs {_gib(need_bytes)}, and {where} can hold {_gib(have_bytes)}: ask for a shorter ctx, or for "
-            "other dies",
+            f"the model needs {_gib(need_bytes)}, and {where} can hold {_gib(have_bytes)}: ask for a shorter ctx, or "
+            "for other dies",
             status=507, type="invalid_request_error", code="die_full", param="dies",
             need_bytes=need_bytes, have_bytes=have_bytes,
             reserve_bytes=sum(self._places[i].die.reserve_bytes for i in dies),

@@ -94,6 +94,10 @@ class RunnerState(Protocol):
         """Forget a conversation: nothing that it left may reach the next one."""
         ...
 
+    def truncate(self, slot: int, n: int) -> None:
+        """Keep the first n positions of a conversation (1 <= n); what lies behind them is as good as forgotten."""
+        ...
+
     def nbytes(self) -> int:
         """Bytes reserved for this state."""
         ...

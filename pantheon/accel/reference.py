@@ -37,6 +37,16 @@ class ReferenceState:
         for rows in self.k + self.v:
             rows[slot] = 0
 
+    def truncate(self, slot: int, n: int) -> None:
+        """Keep the first n positions."""
+        for rows in self.k + self.v:
+            rows[slot, n:] = 0
+
+    def copy_prefix(self, source: int, target: int, n: int) -> None:
+        """Make target begin with source's first n positions."""
+        for rows in self.k + self.v:
+            rows[target, :n] = rows[source, :n]
+
     def nbytes(self) -> int:
         """Bytes of all KV rows."""
         return sum(rows.nbytes for rows in self.k + self.v)

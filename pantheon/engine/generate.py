@@ -63,6 +63,8 @@ def generate(
     *,
     max_tokens: int,
     slot: int = 0,
+    reused: int = 0,
+    held: list[int] | None = None,
     cancelled: Callable[[], bool] = never,
     on_prefill: Callable[[int, int], None] | None = None,
     constraint: Constraint | None = None,
@@ -73,16 +75,21 @@ def generate(
 
     Stops at an EOG token, after max_tokens, when the context is full or when the constraint is complete.
     `cancelled` is asked before each prefill chunk and each decode step; Cancelled is raised when it says yes.
-    `on_prefill(done, total)` is called before the first and after each chunk.  Raises BadRequest for an empty prompt
-    or one that leaves no room.
+    `on_prefill(done, total)` is called before the first and after each chunk.  The first `reused` tokens of the prompt
+    lie in the slot already and are not run again; `held` is told each token that has got there.  Raises BadRequest for
+    an empty prompt or one that leaves no room.
     """
     if not prompt_ids:
         raise BadRequest("the prompt is empty: this model adds no begin token", param="prompt")
     check_fits(len(prompt_ids), state.n_ctx)
     sampler = Sampler(params, model.n_vocab, constraint)
     sampler.prime(prompt_ids)
-    state.reset(slot)
-    sampled = _prefill(model, state, prompt_ids, slot, sampler, cancelled, on_prefill, chunk)
+    if reused:
+        state.truncate(slot, reused)
+    else:
+        state.reset(slot)
+    held = [] if held is None else held
+    sampled = _prefill(model, state, prompt_ids, slot, reused, held, sampler, cancelled, on_prefill, chunk)
     limit = min(max_tokens, state.n_ctx - len(prompt_ids))
     slow_s = settings.get("PN_SLOW_DECODE_MS") / 1000
     for n in range(1, limit + 1):
@@ -97,7 +104,9 @@ def generate(
         if cancelled():
             raise Cancelled("cancelled while decoding")
         step = Columns.of_slot([sampled.token], len(prompt_ids) + n - 1, slot=slot)
-        sampled = sampler.sample(_nameable(model, model.forward(state, step)[0]))
+        logits = model.forward(state, step)[0]
+        held.append(sampled.token)
+        sampled = sampler.sample(_nameable(model, logits))
 
 
 def _prefill(
@@ -105,22 +114,25 @@ def _prefill(
     state: RunnerState,
     prompt_ids: Sequence[int],
     slot: int,
+    reused: int,
+    held: list[int],
     sampler: Sampler,
     cancelled: Callable[[], bool],
     on_prefill: Callable[[int, int], None] | None,
     chunk: int,
 ) -> Sampled:
-    """Run the prompt through the model; the first sampled token."""
+    """Run the prompt through the model, but for what is there; the first sampled token."""
     total = len(prompt_ids)
     chunk = max(1, min(chunk, model.runner.max_columns))
     if on_prefill:
-        on_prefill(0, total)
-    for first in range(0, total, chunk):
+        on_prefill(reused, total)
+    for first in range(reused, total, chunk):
         if cancelled():
             raise Cancelled("cancelled while reading the prompt")
         end = min(first + chunk, total)
         part = Columns.of_slot(prompt_ids[first:end], first, slot=slot, wanted="last" if end == total else "none")
         logits = model.forward(state, part)
+        held += prompt_ids[first:end]
         if on_prefill:
             on_prefill(end, total)
     return sampler.sample(_nameable(model, logits[0]))

@@ -199,6 +199,13 @@ class ScriptedState:
         """Begin the script again."""
         self.asked[slot] = self.steps[slot] = 0
 
+    def truncate(self, slot: int, n: int) -> None:
+        """Begin the script again: an answer does not depend on what was read before."""
+        self.reset(slot)
+
+    def copy_prefix(self, source: int, target: int, n: int) -> None:
+        """A script keeps no rows."""
+
     def nbytes(self) -> int:
         """A script keeps no rows."""
         return 0
