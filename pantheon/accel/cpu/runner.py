@@ -1,4 +1,4 @@
-"""A plan with packed weights on the CPU, and the states that it runs on.  Numba is imported by the first forward."""
+"""A plan with packed weights on the CPU, and the states that it runs on.  Imports no Numba."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.cpu import fields as at
+from pantheon.accel.cpu import kernels
 from pantheon.accel.cpu.arena import Arena, address, round_up
 from pantheon.accel.cpu.layouts import ACT_BYTES
 from pantheon.accel.cpu.pack import Packed
 from pantheon.accel.cpu.table import Builder, Memory, encode, kv_units, stride
+from pantheon.accel.cpu.team import KEY as TEAM
+from pantheon.accel.cpu.team import Team
 from pantheon.accel.executor import Columns, Progress, RunnerState
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
@@ -65,6 +68,9 @@ class CpuState:
             self._arena.drop(slot * self.slot_bytes, self.slot_bytes)
         self._used[slot] = 0
 
+    def truncate(self, slot: int, n: int) -> None:
+        """Keep the first n positions.  Reads are bounded by position, so that nothing need be done."""
+
     def nbytes(self) -> int:
         """Bytes reserved for this state."""
         return self.n_slots * self.slot_bytes
@@ -85,7 +91,7 @@ class CpuRunner:
         self._ctx = self._context()
         # every shape is checked here; kernel addresses are filled in by warm_up
         self._phases = Builder(plan, self._memory, kv_type, (1, 2, 4, 8)).phases
-        self._team: object | None = None
+        self._team: Team | None = None
         self._closed = False
 
     # --- memory ---------------------------------------------------------------------------------------------------
@@ -151,21 +157,16 @@ class CpuRunner:
         """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""
         if self._team is not None or self._closed:
             return
-        from pantheon.accel.cpu import kernels
-
         widths = kernels.tile_widths()
         self._ctx[at.C_MAX_TILE // 8] = len(widths) - 1
         for phase in self._phases:
             for row in phase.rows:
                 row.keys = row.keys[: len(widths)]
         keys = list(dict.fromkeys(key for p in self._phases for row in p.rows for key in row.keys))
-        for i, key in enumerate(keys):
-            kernels.resolve(key)
-            if progress is not None:
-                progress("kernels", i + 1, len(keys))
+        kernels.prepare([*keys, TEAM], self.threads, progress)
         program, ops = encode(self._phases, kernels.resolve)
         keep = [self._weights, self._tables, self._scratch]
-        self._team = kernels.Team(program, ops, self._ctx, self.threads, keep)
+        self._team = Team(program, ops, self._ctx, self.threads, keep)
 
     def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
         """See `accel.executor.Runner`.  Raises ValueError for columns that are out of range."""

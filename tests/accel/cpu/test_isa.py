@@ -51,8 +51,8 @@ def kernel(function):
     made.append(numba.cfunc(cache.OP_SIGNATURE, **cache.OPTIONS)(function))
     return made[-1].address
 cache.kernel = kernel
-from pantheon.accel.cpu import kernels, matmul
-widths = kernels.tile_widths()
+from pantheon.accel.cpu import families, matmul
+widths = families.tile_widths()
 for kind in ("Q8_0",):
     matmul.kernel(kind, widths[-1])
     print(kind, widths[-1], made[-1]._library.get_asm_str().count("vpdpbusd"))
