@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pantheon.errors import Busy, NotFound, PantheonError, Unavailable
+from pantheon.accel.die_manager import DieManager
+from pantheon.engine.prefix_cache import Marks
+from pantheon.errors import Busy, Cancelled, NotFound, PantheonError, Unavailable
 from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.entry import Entry
+from pantheon.serve.placement import Candidate, choose
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
+    from pantheon.engine.prefix_cache import PrefixCache
+
+__all__ = ["BUSY_MESSAGE", "MR_MAX_MODELS", "Entry", "Registry"]
 
 MR_MAX_MODELS = 16
 BUSY_MESSAGE = "a generation is already in progress on this model; retry shortly"
@@ -28,61 +34,18 @@ _ANY_NAME = (None, "", "default")
 _TRIES, _TRY_S = 40, 0.05
 
 
-@dataclass(eq=False)
-class Entry:
-    """One model instance [M055].  The fields down to `last_use` are guarded by the registry's lock.
-
-    `model` and `state` are None until published.  `gen_lock` is held by the one request that generates; `sched`,
-    `prefix_cache` and `pc_lock` are None on the single-user path.  `evicting` tells a running generation to stop;
-    `left` asks whether the client of the running one has hung up.
-    """
-
-    name: str
-    path: str
-    index: int
-    dies: tuple[int, ...] = ()
-    model: Model | None = None
-    state: RunnerState | None = None
-    used: bool = True
-    unloading: bool = False
-    refs: int = 0
-    last_use: int = 0
-    created: int = 0
-    vram_bytes: int = 0
-    stage: str = "waiting"
-    progress: float = 0.0
-    reserved_at: float = 0.0
-    sched: None = None
-    prefix_cache: None = None
-    pc_lock: None = None
-    gen_lock: threading.Lock = field(default_factory=threading.Lock)
-    evicting: threading.Event = field(default_factory=threading.Event)
-    # written by the holder of gen_lock only
-    began_at: float = 0.0
-    service_s: float = 2.0
-    left: Callable[[], bool] | None = None
-
-    @property
-    def n_dies(self) -> int:
-        """0: resident on the CPU [M006]."""
-        return len(self.dies)
-
-    @property
-    def ready(self) -> bool:
-        """Published and open for new requests."""
-        return self.used and self.model is not None and not self.unloading
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Note how far a load is: kernels after weights, each counted from 0 to 1."""
-        self.stage, self.progress = stage, (done / total if total else 0.0)
-
-
 class Registry:
-    """Up to 16 entries.  Lock order: upload_lock before lock; gen_locks are tried, or waited for briefly with no
-    other lock held."""
+    """Up to 16 entries and the dies they are on.  Lock order: upload_lock, lock, then a prefix cache's or the die
+    manager's; gen_locks are tried, or waited for with no other lock held."""
 
-    def __init__(self, capacity: int = MR_MAX_MODELS, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, capacity: int = MR_MAX_MODELS, clock: Clock = SYSTEM_CLOCK, dies: DieManager | None = None
+    ) -> None:
+        """`dies`: the dies that models are placed on; none by default, so that all are on the CPU."""
         self._clock = clock
+        self.dies = dies or DieManager()
+        #: called, with no lock held, after a publish, when an unload begins and when a place is free again [X28]
+        self.on_change: Callable[[], None] = _nothing
         #: guards entries and each entry's fields as Entry says; held for O(16) scans only [M071]
         self.lock = threading.Lock()
         #: on lock: an entry's refs fell to 0
@@ -94,28 +57,41 @@ class Registry:
 
     # ---- loading ------------------------------------------------------------------------------------------------
 
-    def reserve(self, name: str, path: str, dies: tuple[int, ...] = ()) -> Entry:
-        """Take a place and the name.  Raises PantheonError: 409 duplicate, 507 table full."""
+    def reserve(self, name: str, path: str, dies: Sequence[int] | None = ()) -> Entry:
+        """Take a place and the name.  dies: () for the CPU, None when they are chosen later (`place`).
+
+        The same name on other dies is a replica; on the same ones, or with dies that nobody named, it is a duplicate
+        [K11].  Raises PantheonError: 409 duplicate, 507 table full.
+        """
         with self.lock:
             for entry in self._used():
-                if entry.name == name and (entry.dies == dies or set(entry.dies) & set(dies)):
+                if entry.name == name and _clash(entry, dies):
                     what = "is being unloaded" if entry.unloading else "is loaded" if entry.ready else "is loading"
-                    raise _conflict(f"a model named {name!r} {what} already", "model_exists")
+                    hint = "; name other dies to add a replica" if self.dies.usable and not entry.unloading else ""
+                    raise _conflict(f"a model named {name!r} {what} already{hint}", "model_exists")
             if None not in self.entries:
                 limit = len(self.entries)
                 raise PantheonError(
                     f"all {limit} model places are taken; unload one first", status=507, code="model_table_full"
                 )
-            entry = Entry(name, path, self.entries.index(None), tuple(dies), reserved_at=self._clock.monotonic())
-            self.entries[entry.index] = entry
+            index = self.entries.index(None)
+            entry = Entry(name, path, index, tuple(dies or ()), auto=dies is None)
+            entry.reserved_at = self._clock.monotonic()
+            self.entries[index] = entry
             return entry
 
-    def publish(self, entry: Entry, model: Model, state: RunnerState, vram_bytes: int = 0) -> None:
-        """Open the entry for requests: model, state and numbers become visible at once [M061]."""
+    def place(self, entry: Entry, dies: Sequence[int], vram_bytes: int = 0) -> None:
+        """The dies of a reserved entry are settled."""
         with self.lock:
-            entry.state, entry.vram_bytes, entry.created = state, vram_bytes, int(time.time())
+            entry.dies, entry.auto, entry.vram_bytes = tuple(dies), False, vram_bytes
+
+    def publish(self, entry: Entry, model: Model, state: RunnerState, prefix_cache: PrefixCache | None = None) -> None:
+        """Open the entry for requests: model, state and cache become visible at once [M061]."""
+        with self.lock:
+            entry.state, entry.prefix_cache, entry.created = state, prefix_cache, int(time.time())
             entry.stage, entry.progress = "ready", 1.0
             entry.model = model
+        self.on_change()
 
     def withdraw(self, entry: Entry) -> None:
         """Give the place of a failed load back [M204]."""
@@ -123,25 +99,38 @@ class Registry:
             entry.used = False
             if self.entries[entry.index] is entry:
                 self.entries[entry.index] = None
+        self.on_change()
 
     # ---- using --------------------------------------------------------------------------------------------------
 
-    def acquire(self, name: str | None, *, strict: bool = False) -> Entry:
+    def acquire(
+        self, name: str | None, *, strict: bool = False, session: str | None = None, prefix: Marks = ()
+    ) -> Entry:
         """The entry that answers a request for `name`; each call is paired with `release`.
 
-        With one distinct name resident any name will do unless `strict` [M067, X25, X26]; among replicas the one with
-        the fewest requests, then the least recently used [M064, X03].
+        With one distinct name resident any name will do unless `strict` [M067, X25, X26].  Among replicas it is the one
+        that is warm for the session or the prefix, else the one with the fewest requests, then the least recently used
+        [M064, X01, X03].
 
         Raises:
             NotFound: several models, none of that name.
             Unavailable: none is loaded, or the named one is loading or being unloaded.
         """
+        return self._route(name, strict, session, prefix)[0]
+
+    def _route(self, name: str | None, strict: bool, session: str | None, prefix: Marks) -> tuple[Entry, float]:
+        """The acquired entry, and how long its running generation may be waited for."""
         with self.lock:
-            entry = min(self._candidates(name, strict), key=lambda e: (e.refs, e.last_use, e.index))
+            found = self._candidates(name, strict)
+            patience_s, entry = 0.0, found[0]
+            if len(found) > 1:
+                now = self._clock.monotonic()
+                index, patience_s = choose([_candidate(e, now, session, prefix) for e in found])
+                entry = next(e for e in found if e.index == index)
             entry.refs += 1
             self._uses += 1
             entry.last_use = self._uses
-            return entry
+            return entry, patience_s
 
     def release(self, entry: Entry) -> None:
         """Pair of acquire."""
@@ -160,22 +149,79 @@ class Registry:
             self.release(entry)
 
     @contextmanager
+    def seat(
+        self,
+        name: str | None,
+        *,
+        strict: bool = False,
+        session: str | None = None,
+        prefix: Marks = (),
+        left: Callable[[], bool] | None = None,
+    ) -> Iterator[Entry]:
+        """acquire and generation in one: the entry with its gen_lock held.
+
+        A warm replica that is busy is waited for as long as reading the prompt elsewhere would take; then any other
+        one will do.  Raises as acquire does, Busy when there is none, Cancelled when the client has left meanwhile.
+        """
+        entry = self._sit(name, strict, session, prefix, left)
+        try:
+            yield entry
+        finally:
+            self._leave(entry)
+            self.release(entry)
+
+    def _sit(
+        self, name: str | None, strict: bool, session: str | None, prefix: Marks, left: Callable[[], bool] | None
+    ) -> Entry:
+        for loyal in (True, False):
+            entry, patience_s = self._route(name, strict, session if loyal else None, prefix if loyal else ())
+            try:
+                if self._enter(entry, left, patience_s):
+                    return entry
+                retry_after = self._wait_s(entry)
+            except BaseException:
+                self.release(entry)
+                raise
+            self.release(entry)
+            if not patience_s:
+                break
+        raise Busy(BUSY_MESSAGE, retry_after=retry_after)
+
+    @contextmanager
     def generation(self, entry: Entry, left: Callable[[], bool] | None = None) -> Iterator[None]:
         """Hold the entry's gen_lock.  Raises Busy at once when another request holds it [M049, M072], unless that
         one's client has hung up: it ends within a step, so it is waited for [B24].
 
         `left`: whether the client of this request has hung up; asked from the threads of other requests.
         """
-        if not _take(entry):
+        if not self._enter(entry, left, 0.0):
             raise Busy(BUSY_MESSAGE, retry_after=self._wait_s(entry))
-        entry.began_at, entry.left = self._clock.monotonic(), left
         try:
             yield
         finally:
-            entry.left = None
-            took = self._clock.monotonic() - entry.began_at
-            entry.service_s += 0.3 * (took - entry.service_s)
-            entry.gen_lock.release()
+            self._leave(entry)
+
+    def _enter(self, entry: Entry, left: Callable[[], bool] | None, patience_s: float) -> bool:
+        if not _take(entry) and not self._await(entry, left, patience_s):
+            return False
+        entry.began_at, entry.left = self._clock.monotonic(), left
+        return True
+
+    def _leave(self, entry: Entry) -> None:
+        entry.left = None
+        took = self._clock.monotonic() - entry.began_at
+        entry.service_s += 0.3 * (took - entry.service_s)
+        entry.gen_lock.release()
+
+    def _await(self, entry: Entry, left: Callable[[], bool] | None, patience_s: float) -> bool:
+        """Wait for the gen_lock of a warm replica; looks up now and then whether that still makes sense."""
+        until = self._clock.monotonic() + patience_s
+        while (rest := until - self._clock.monotonic()) > 0 and not entry.evicting.is_set():
+            if entry.gen_lock.acquire(timeout=min(rest, _TRY_S)):
+                return True
+            if left is not None and left():
+                raise Cancelled("the client left while its model was busy")
+        return False
 
     def _wait_s(self, entry: Entry) -> int:
         """Seconds until the running generation should be over, from those before it [X08]."""
@@ -212,41 +258,69 @@ class Registry:
 
     # ---- unloading ----------------------------------------------------------------------------------------------
 
-    def unload(self, name: str, *, timeout_s: float = 30.0, force: bool = False) -> list[Entry]:
+    def unload(
+        self,
+        name: str,
+        *,
+        timeout_s: float = 30.0,
+        force: bool = False,
+        slot: int | None = None,
+        dies: Sequence[int] | None = None,
+    ) -> list[Entry]:
         """Close every entry of that name to new requests, wait for those running, free the places [M069, X02].
 
-        Returns the detached entries; the caller closes their models.  With `force`, generations still running at the
-        deadline are told to stop.  Raises PantheonError: 404 unknown, 409 loading, already unloading or still busy
-        at the deadline (then the model serves on).
+        `slot` or `dies` name one replica [X04].  Returns the detached entries; the caller frees their models.  With
+        `force`, generations still running at the deadline are told to stop.  Raises PantheonError: 404 unknown, 409
+        loading, already unloading or still busy at the deadline (then the model serves on).
         """
         with self.lock:
-            going = [entry for entry in self._used() if entry.name == name]
-            if not going:
-                raise NotFound(f"no model named {name!r} is loaded", code="model_not_found", param="name")
-            if any(entry.unloading for entry in going):
-                raise _conflict(f"the model {name!r} is being unloaded already", "model_unloading")
-            if any(entry.model is None for entry in going):
-                raise _conflict(f"the model {name!r} is still loading", "model_loading")
+            going = self._going(name, slot, dies)
             for entry in going:
                 entry.unloading = True
-            if not self._drain(going, timeout_s) and force:
-                for entry in going:
-                    entry.evicting.set()
-                self._drain(going, 5.0)
-            in_flight = sum(entry.refs for entry in going)
-            if in_flight:
-                for entry in going:
-                    entry.unloading = False
-                    entry.evicting.clear()
-                raise _conflict(
-                    f"the model {name!r} is still busy after {timeout_s:g} s; it keeps serving",
-                    "still_busy",
-                    in_flight=in_flight,
-                )
+        self.on_change()
+        with self.lock:
+            in_flight = self._close_down(going, timeout_s, force)
+        self.on_change()
+        if in_flight:
+            raise _conflict(
+                f"the model {name!r} is still busy after {timeout_s:g} s; it keeps serving",
+                "still_busy",
+                in_flight=in_flight,
+            )
+        return going
+
+    def _going(self, name: str, slot: int | None, dies: Sequence[int] | None) -> list[Entry]:
+        named = [entry for entry in self._used() if entry.name == name]
+        if not named:
+            raise NotFound(f"no model named {name!r} is loaded", code="model_not_found", param="name")
+        going = [e for e in named if slot in (None, e.index) and (dies is None or set(dies) == set(e.dies))]
+        if not going:
+            have = "; ".join(f"slot {e.index} on {_where(e.dies)}" for e in named)
+            param = "slot" if slot is not None else "dies"
+            raise NotFound(
+                f"{param}: {name!r} has no such replica; it has {have}", code="replica_not_found", param=param
+            )
+        if any(entry.unloading for entry in going):
+            raise _conflict(f"the model {name!r} is being unloaded already", "model_unloading")
+        if any(entry.model is None for entry in going):
+            raise _conflict(f"the model {name!r} is still loading", "model_loading")
+        return going
+
+    def _close_down(self, going: list[Entry], timeout_s: float, force: bool) -> int:
+        """Drain and detach; how many requests still run, when they do not end (then all is as before)."""
+        if not self._drain(going, timeout_s) and force:
             for entry in going:
+                entry.evicting.set()
+            self._drain(going, 5.0)
+        in_flight = sum(entry.refs for entry in going)
+        for entry in going:
+            if in_flight:
+                entry.unloading = False
+                entry.evicting.clear()
+            else:
                 entry.used = False
                 self.entries[entry.index] = None
-            return going
+        return in_flight
 
     def _drain(self, going: list[Entry], timeout_s: float) -> bool:
         return self.drained.wait_for(lambda: not any(entry.refs for entry in going), timeout_s)
@@ -288,8 +362,16 @@ class Registry:
                 assert entry.refs >= 0, f"{entry.name}: refs {entry.refs}"
                 assert (entry.model is None) == (entry.state is None), f"{entry.name}: half published"
                 assert entry.model is not None or (entry.refs == 0 and not entry.unloading), f"{entry.name}: early use"
-            places = [(entry.name, die) for entry in self._used() for die in entry.dies or (-1,)]
+            settled = [entry for entry in self._used() if not entry.auto]
+            places = [(entry.name, die) for entry in settled for die in entry.dies or (-1,)]
             assert len(places) == len(set(places)), f"a name twice on one die: {places}"
+            owners = {(info.index, info.model) for info in self.dies.snapshot() if info.model is not None}
+            for entry in settled:
+                on = {(die, entry.name) for die in entry.dies}
+                assert entry.model is None or not len(self.dies) or on <= owners, (
+                    f"{entry.name}: not bound to {on - owners}"
+                )
+        self.dies.check_integrity()
 
 
 def _take(entry: Entry) -> bool:
@@ -304,6 +386,29 @@ def _take(entry: Entry) -> bool:
             return True
     # it may have ended between the try and the question
     return entry.gen_lock.acquire(blocking=False)
+
+
+def _candidate(entry: Entry, now: float, session: str | None, prefix: Marks) -> Candidate:
+    cache, tokens, own = entry.prefix_cache, 0, False
+    if cache is not None and (session is not None or prefix):
+        tokens, own = cache.warmth(session, prefix)
+    saved_s = tokens * entry.prompt_s
+    return Candidate(entry.index, entry.refs, entry.last_use, entry.wait_s(now), saved_s, own)
+
+
+def _clash(entry: Entry, dies: Sequence[int] | None) -> bool:
+    """Whether a load of the entry's name on these dies would be the same model twice."""
+    if dies is None or entry.auto:
+        return True
+    return entry.dies == tuple(dies) or bool(set(entry.dies) & set(dies))
+
+
+def _where(dies: Sequence[int]) -> str:
+    return f"dies {', '.join(map(str, dies))}" if dies else "the CPU"
+
+
+def _nothing() -> None:
+    """The on_change of a registry that nobody watches."""
 
 
 def _conflict(message: str, code: str, **extra: Any) -> PantheonError:
