@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.core.registry import cpu_target
 
-from pantheon.accel.cpu import attention, cache, embed, matmul, pointwise, walk
+from pantheon.accel.cpu import attention, cache, embed, matmul, packing, pointwise, reading, walk
 
 _FAMILIES: dict[str, Callable[..., int]] = {
     "matmul": matmul.kernel,
@@ -15,7 +15,9 @@ _FAMILIES: dict[str, Callable[..., int]] = {
     "pointwise": pointwise.kernel,
     "attend": lambda half: attention.kernel("attend", half),
     "store": lambda half: attention.kernel("store", half),
+    "pack": packing.kernel,
     "team": walk.kernel,
+    "read": reading.kernel,
 }
 
 

@@ -1,0 +1,89 @@
+"""The roof over decoding: bytes that a token moves, against what this machine's memory delivers.
+
+A decode step reads every weight once, whatever the number of sequences, and each sequence's keys and values up to its
+position.  When nothing else costs time, tokens per second are read bandwidth / bytes per token: that is the roof.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pantheon.commands.bench_runs import Result, Workload, spread
+from pantheon.plan.state_spec import KVType, StateSpec
+
+if TYPE_CHECKING:
+    from pantheon.engine.model import Model
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Measured bytes per second of `threads` threads that read a buffer of buffer_bytes, one for each repetition."""
+
+    rates: tuple[float, ...]
+    threads: int
+    buffer_bytes: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The fastest repetition: a roof is what can be reached."""
+        return max(self.rates)
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "what": "read",
+            "threads": self.threads,
+            "buffer_bytes": self.buffer_bytes,
+            "runs": self.rates,
+            **spread(self.rates),
+        }
+
+
+def measure_memory(threads: int) -> Memory:
+    """Read a buffer that no cache holds, about half a second."""
+    from pantheon.accel.cpu import bandwidth
+
+    nbytes = bandwidth.buffer_bytes(bandwidth.last_cache_bytes())
+    return Memory(tuple(bandwidth.read_rates(threads, nbytes)), threads, nbytes)
+
+
+def kv_read_bytes(state: StateSpec, kv_type: KVType, n_positions: int) -> int:
+    """Bytes of keys and values that one column reads when it sees n_positions, its own included."""
+    total = 0
+    for layer in state.kv:
+        seen = min(n_positions, layer.window) if layer.window else n_positions
+        total += seen * StateSpec((layer,)).bytes_per_token(kv_type)
+    return total
+
+
+def bytes_per_token(test: Workload, step_bytes: int, state: StateSpec, kv_type: KVType) -> float:
+    """Weights, shared by the sequences, and one sequence's KV, averaged over the steps of a decode test."""
+    steps = range(test.depth, test.depth + test.n)
+    kv = statistics.fmean(kv_read_bytes(state, kv_type, position + 1) for position in steps)
+    return step_bytes / test.sequences + kv
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What one decode result is measured against."""
+
+    bytes_per_token: float
+    tokens_per_s: float
+    fraction: float
+
+
+def roof(result: Result, step_bytes: int, state: StateSpec, kv_type: KVType, memory: Memory) -> Roof | None:
+    """The roof over a result's median; None for a prompt test, which arithmetic bounds."""
+    if result.test.kind != "tg":
+        return None
+    moved = bytes_per_token(result.test, step_bytes, state, kv_type)
+    most = memory.bytes_per_s / moved
+    return Roof(round(moved), round(most, 2), round(result.median / most, 4))
+
+
+def step_bytes(model: Model) -> int:
+    """Bytes of weights that one decode step reads; 0 when the executor does not say."""
+    count = getattr(model.runner, "step_bytes", None)
+    return count() if count is not None else 0
