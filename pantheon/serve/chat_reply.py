@@ -13,6 +13,7 @@ from typing import Any
 from pantheon import __version__
 from pantheon.serve.context import new_id
 from pantheon.serve.generation import Delta, Logprob, Result, Step
+from pantheon.serve.http_json import Form
 
 FINGERPRINT = f"pantheon-{__version__}"
 
@@ -45,17 +46,17 @@ class Envelope:
 
 def usage(results: Sequence[Result]) -> dict[str, Any]:
     """Tokens of a reply; several answers to one prompt count its tokens once."""
-    prompt = results[0].prompt_tokens if results else 0
-    return token_counts(prompt, sum(result.completion_tokens for result in results))
+    prompt, cached = (results[0].prompt_tokens, results[0].cached_tokens) if results else (0, 0)
+    return token_counts(prompt, sum(result.completion_tokens for result in results), cached)
 
 
-def token_counts(prompt: int, completion: int) -> dict[str, Any]:
-    """The `usage` object."""
+def token_counts(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """The `usage` object; `cached` tokens of the prompt were there already."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -130,6 +131,22 @@ def step_choices(index: int, deltas: Iterable[Delta], logprobs: Sequence[Logprob
         for part in _delta_parts(delta):
             yield _chunk(index, part, None, logprobs)
             logprobs = ()
+
+
+class TextChunks:
+    """The chunks of one answer that hold a piece of text and nothing else, as JSON: most of a stream."""
+
+    def __init__(self, envelope: Envelope, index: int) -> None:
+        def form(key: str) -> Form:
+            return Form(lambda text: envelope.wrap([_chunk(index, {key: text})]))
+
+        self._content, self._reasoning = form("content"), form("reasoning_content")
+
+    def json(self, deltas: Sequence[Delta]) -> bytes | None:
+        """The chunk of a step that brought one piece of text; None for any other."""
+        if len(deltas) != 1 or (delta := deltas[0]).channel == "call":
+            return None
+        return (self._content if delta.channel == "content" else self._reasoning).fill(delta.text)
 
 
 def _delta_parts(delta: Delta) -> Iterator[dict[str, Any]]:

@@ -5,17 +5,26 @@ The prompt is the caller's own: control markers in it are parsed, nothing is put
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pantheon.engine.sampler import SamplingParams
 from pantheon.errors import BadRequest
 from pantheon.serve import chat_reply as reply
-from pantheon.serve.chat_request import MAX_CHOICES, include_usage, max_tokens, sampling_params, stop_strings
+from pantheon.serve.chat_request import (
+    MAX_CHOICES,
+    include_usage,
+    max_tokens,
+    sampling_params,
+    session_id,
+    stop_strings,
+)
 from pantheon.serve.context import App
 from pantheon.serve.generation import Job, Logprob, Result, check_bias, room
+from pantheon.serve.http_json import Form
 from pantheon.serve.http_request import Request
+from pantheon.serve.placement import marks_of_text
 from pantheon.serve.request_fields import Fields
 from pantheon.serve.routes import Responder, SseStream
 from pantheon.serve.stream_head import StreamHead
@@ -43,9 +52,10 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     ignore_eog: bool
+    session_id: str | None = None
 
 
-def parse_completion_request(body: dict[str, Any]) -> CompletionRequest:
+def parse_completion_request(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> CompletionRequest:
     """Check a decoded body.  Raises BadRequest; `param` is the field at fault."""
     fields = Fields(body)
     logprobs = fields.integer("logprobs", 0, _MAX_LOGPROBS, None)
@@ -69,6 +79,7 @@ def parse_completion_request(body: dict[str, Any]) -> CompletionRequest:
         stream=fields.flag("stream", False),
         include_usage=include_usage(fields),
         ignore_eog=fields.flag("ignore_eos", False),
+        session_id=session_id(fields, headers or {}),
     )
 
 
@@ -94,9 +105,9 @@ def _are_ids(value: Any) -> bool:
 
 def post_completion(app: App, request: Request, responder: Responder) -> None:
     """Answer one request.  Errors and the end of the answer as in the chat API."""
-    asked = parse_completion_request(request.json())
+    asked = parse_completion_request(request.json(), dict(request.headers))
     responder.will_stream = asked.stream
-    with turn(app, asked.model, responder) as mine:
+    with turn(app, asked.model, responder, asked.session_id, marks_of_text(asked.prompts[0])) as mine:
         jobs = [job for prompt in asked.prompts for job in _jobs(mine.model, asked, prompt)]
         answers = _Answers(asked, mine, jobs)
         if asked.stream:
@@ -158,9 +169,13 @@ class _Answers:
                 begin = [self._chunk(index, echo)] if (echo := self._echo(index)) else []
                 run = self._turn.run(job, head.guard(self._turn.cancelled), head.on_prefill)
                 waiting: list[Logprob] = []
+                form = self._form(index)
                 for step in run:
                     waiting += [step.logprob] if step.logprob is not None else []
                     text = "".join(delta.text for delta in step.deltas)
+                    if text and not (tail or begin or waiting):
+                        head.open().send_json(form.fill(text))
+                        continue
                     events = [*tail, *begin, *([self._chunk(index, text, None, waiting)] if text else [])]
                     for event in events:
                         head.open().send(event)
@@ -177,6 +192,10 @@ class _Answers:
     ) -> dict[str, Any]:
         return self._envelope.wrap([self._choice(index, text, reason, logprobs)])
 
+    def _form(self, index: int) -> Form:
+        """The chunk that holds a piece of text and nothing else."""
+        return Form(lambda text: self._chunk(index, text))
+
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         found = _logprob_body(logprobs) if logprobs else None
         return {"index": index, "text": text, "logprobs": found, "finish_reason": reason}
@@ -188,8 +207,9 @@ class _Answers:
         return prompt if isinstance(prompt, str) else self._turn.model.detokenize(prompt, special=True)
 
     def _usage(self) -> dict[str, Any]:
-        prompts = sum(result.prompt_tokens for result in self._results[:: self._asked.n])
-        return reply.token_counts(prompts, sum(result.completion_tokens for result in self._results))
+        firsts = self._results[:: self._asked.n]
+        prompt, cached = sum(result.prompt_tokens for result in firsts), sum(result.cached_tokens for result in firsts)
+        return reply.token_counts(prompt, sum(result.completion_tokens for result in self._results), cached)
 
 
 def _logprob_body(logprobs: Sequence[Logprob]) -> dict[str, Any]:

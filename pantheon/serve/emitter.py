@@ -72,6 +72,9 @@ class Emitter:
         self._blocks = dict(tools.blocks) if tools else {}
         self._json_at_start = tools is not None and tools.json_at_start
         self._markers = (*self._blocks, *((END_THINK,) if parse_reasoning else ()))
+        self._ends = (*self._stops, *self._markers)
+        # the characters that one of them begins with: text without these goes through unread
+        self._suspect = re.compile("[" + "".join(re.escape(end[0]) for end in self._ends) + "]") if self._ends else None
         self._parse_reasoning = parse_reasoning
         self._carry = ""
         self._closing: str | None = None
@@ -147,9 +150,13 @@ class Emitter:
         return self._carry != "" and self._go(self._content)
 
     def _content(self, last: bool) -> bool:
-        found = _first(self._carry, (*self._stops, *self._markers))
+        if self._suspect is None or self._suspect.search(self._carry) is None:
+            self._emit("content", self._carry)
+            self._carry = ""
+            return False
+        found = _first(self._carry, self._ends)
         if found is None:
-            ready = len(self._carry) if last else len(self._carry) - _held(self._carry, (*self._stops, *self._markers))
+            ready = len(self._carry) if last else len(self._carry) - _held(self._carry, self._ends)
             self._emit("content", self._carry[:ready])
             self._carry = self._carry[ready:]
             return False

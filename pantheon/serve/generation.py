@@ -10,11 +10,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pantheon.engine.constraint import make_constraint
 from pantheon.engine.constraint_grammar import tool_syntax
 from pantheon.engine.generate import Token, check_fits, generate, never
+from pantheon.engine.prefix_cache import Warm
 from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
 from pantheon.serve.chat_request import ChatRequest
@@ -57,8 +58,7 @@ class Job:
         return replace(self, params=replace(self.params, seed=(self.params.seed + index) % (1 << 64)))
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """A piece of an answer.  channel "call": one whole tool call, numbered from 0 by `index`; `text` is its arguments
     (JSON)."""
 
@@ -78,8 +78,7 @@ class Logprob:
     top: tuple[tuple[bytes, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one token brought: deltas (none while text is held back) and its log-probability when asked for."""
 
     deltas: list[Delta]
@@ -89,7 +88,8 @@ class Step:
 @dataclass(frozen=True)
 class Result:
     """How an answer ended [M054].  `completion_tokens` counts tokens whose text was delivered or consumed (by a stop
-    string, a marker or a tool call); the end-of-generation token is none of them [M046].  Times in ms."""
+    string, a marker or a tool call); the end-of-generation token is none of them [M046].  `cached_tokens` of the prompt
+    were not run again.  Times in ms."""
 
     finish_reason: Literal["stop", "length", "tool_calls"]
     prompt_tokens: int
@@ -98,13 +98,15 @@ class Result:
     predicted_ms: float
     context_capped: bool = False
     looped: bool = False
+    cached_tokens: int = 0
 
     @property
     def timings(self) -> dict[str, float]:
         """The figures that llama.cpp's clients read."""
         rate = 1000 * self.completion_tokens / self.predicted_ms if self.predicted_ms > 0 else 0.0
         return {
-            "prompt_n": self.prompt_tokens,
+            "cache_n": self.cached_tokens,
+            "prompt_n": self.prompt_tokens - self.cached_tokens,
             "prompt_ms": round(self.prompt_ms, 3),
             "predicted_n": self.completion_tokens,
             "predicted_ms": round(self.predicted_ms, 3),
@@ -190,8 +192,11 @@ class Generation:
         cancelled: Callable[[], bool] = never,
         on_prefill: Callable[[int, int], None] | None = None,
         loop_guard: int = 0,
+        warm: Warm | None = None,
     ) -> None:
-        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never)."""
+        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `warm`: where in the state
+        it runs and what lies there (default: slot 0, nothing)."""
+        self._warm = Warm(None, 0, 0, ()) if warm is None else warm
         self.result: Result | None = None
         self.tokens = 0
         self._model, self._state, self._job = model, state, job
@@ -217,6 +222,9 @@ class Generation:
             job.prompt_ids,
             job.params,
             max_tokens=job.limit,
+            slot=self._warm.slot,
+            reused=self._warm.reused,
+            held=self._warm.held,
             cancelled=self._cancelled,
             on_prefill=self._on_prefill,
             constraint=job.new_constraint(),
@@ -248,7 +256,10 @@ class Generation:
         events = [] if token.is_eog else self._emitter.feed(self._text(token.id))
         if last:
             events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
-        deltas = [delta for event in events for delta in self._deltas(event)]
+        if len(events) == 1 and events[0].channel != "tool":
+            deltas = [Delta(*events[0])]
+        else:
+            deltas = [delta for event in events for delta in self._deltas(event)]
         return Step(deltas, None if token.is_eog else self._logprob(token))
 
     def _text(self, token: int) -> str:
@@ -292,6 +303,7 @@ class Generation:
             prompt_ms=1000 * (first - began),
             predicted_ms=1000 * (time.perf_counter() - first),
             looped=self._looped,
+            cached_tokens=self._warm.reused,
         )
 
     def _logprob(self, token: Token) -> Logprob | None:

@@ -121,6 +121,15 @@ class Connection:
             self._end_turn(left)
         return not self._gone
 
+    def watch(self) -> tuple[bool, bool]:
+        """(gone, sending_side_closed) with one system call."""
+        if self._gone:
+            return True, True
+        found = self._poll(_PEER_FIN, 0.0)
+        if found & _BROKEN:
+            self._gone = True
+        return self._gone, bool(found & _PEER_FIN)
+
     def gone(self) -> bool:
         """Whether the client has reset or fully closed the connection, as far as the kernel knows.  One system call."""
         if not self._gone and self._poll(0, 0.0) & _BROKEN:

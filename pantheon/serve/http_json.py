@@ -19,6 +19,9 @@ from pantheon.errors import BadRequest
 MAX_DEPTH = 100
 MAX_INT_DIGITS = 32
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+#: stands for the open string of a `Form`; what it looks like in JSON can not come from any other text
+_HOLE = "\x00hole\x00"
 _LONE_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _QUOTE = 2
 _STEP = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x02")
@@ -75,13 +78,25 @@ def nesting(body: bytes) -> int:
 def dump_json(value: Any) -> bytes:
     """Compact UTF-8 JSON.  Numbers that JSON lacks become null, lone surrogates U+FFFD: a stream must never break."""
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = _encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = _encode(_finite(value))
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return whole_text(text).encode("utf-8")
+
+
+class Form:
+    """A JSON value with one string left open, for values that differ in that string alone."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        """`make(text)` is the value with that text; it stands there once."""
+        self._head, self._tail = dump_json(make(_HOLE)).split(dump_json(_HOLE))
+
+    def fill(self, text: str) -> bytes:
+        """`dump_json(make(text))`."""
+        return self._head + dump_json(text) + self._tail
 
 
 def whole_text(text: str) -> str:

@@ -125,11 +125,10 @@ class Responder:
         return self._stream
 
     def client_gone(self) -> bool:
-        """Whether nobody waits for the answer any more.  Two system calls; see routes.py for the early JSON head."""
-        if self._connection.gone():
-            return True
-        if self.head_only or self.finished or not self._connection.sending_side_closed():
-            return False
+        """Whether nobody waits for the answer any more.  One system call; see routes.py for the early JSON head."""
+        gone, half_closed = self._connection.watch()
+        if gone or not half_closed or self.head_only or self.finished:
+            return gone
         now = time.monotonic()
         if self._next_probe is None:
             asked = self._state == _NONE and self._connection.provoke()

@@ -9,6 +9,7 @@ from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
 from pantheon.serve.generation import Generation, Job, Logprob, Result, prepare_chat
 from pantheon.serve.http_request import Request
+from pantheon.serve.placement import marks_of_chat
 from pantheon.serve.routes import Responder, SseStream
 from pantheon.serve.stream_head import StreamHead
 from pantheon.serve.turn import Turn, turn
@@ -21,7 +22,8 @@ def post_chat(app: App, request: Request, responder: Responder) -> None:
     """
     chat = parse_chat_request(request.json(), dict(request.headers))
     responder.will_stream = chat.stream
-    with turn(app, chat.model, responder) as mine:
+    prefix = marks_of_chat(chat.messages, chat.tools, chat.template_kwargs)
+    with turn(app, chat.model, responder, chat.session_id, prefix) as mine:
         job = prepare_chat(mine.model, chat)
         if chat.stream:
             stream, tail = _stream(app, mine, chat, job, responder)
@@ -73,10 +75,14 @@ def _stream(
 def _stream_steps(run: Generation, index: int, envelope: reply.Envelope, head: StreamHead) -> list[Logprob]:
     """Send what each token brings; log-probabilities wait for the text they belong to, and the rest is returned."""
     waiting: list[Logprob] = []
+    texts = reply.TextChunks(envelope, index)
     for step in run:
         stream = head.open()
         if step.logprob is not None:
             waiting.append(step.logprob)
+        elif not waiting and (data := texts.json(step.deltas)) is not None:
+            stream.send_json(data)
+            continue
         for choice in reply.step_choices(index, step.deltas, waiting):
             stream.send(envelope.wrap([choice]))
         if step.deltas:

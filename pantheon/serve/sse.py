@@ -45,6 +45,10 @@ class SseStream:
         """One event, `data: {compact JSON}`.  Raises Cancelled when the client is gone or stalled."""
         self._write(b"data: " + dump_json(event) + b"\n\n")
 
+    def send_json(self, data: bytes) -> None:
+        """One event that is JSON already, compact and in one line.  Raises Cancelled as `send` does."""
+        self._write(b"data: " + data + b"\n\n")
+
     def comment(self, text: str) -> None:
         """One comment line, which clients ignore.  Raises Cancelled when the client is gone."""
         self._write(_comment(text))

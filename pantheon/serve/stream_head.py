@@ -60,6 +60,8 @@ class StreamHead:
         """`cancelled`, kept apart from an opening on the timer's thread: both may write a head."""
 
         def check() -> bool:
+            if self._stream is not None:
+                return cancelled()
             with self._lock:
                 return cancelled()
 
