@@ -253,6 +253,10 @@ class PrefixCache:
         with self.lock:
             return self._token_bytes * self._table.tokens()[1]
 
+    def extra_bytes(self) -> int:
+        """Bytes of KV in memory beyond one full conversation, which is what a load is charged."""
+        return max(0, self.used_bytes() - self._token_bytes * self._state.n_ctx)
+
     def tokens(self) -> int:
         """Tokens that a later prompt could reuse."""
         with self.lock:

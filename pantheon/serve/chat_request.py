@@ -17,6 +17,9 @@ from pantheon.serve.request_fields import Fields, json_object, kind
 MAX_STOPS = 16
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
+#: headers in which clients name a conversation: opencode; codex; vibe
+SESSION_HEADERS = ("x-session-affinity", "session-id", "thread-id", "x-affinity")
+_MAX_SESSION = 256
 _UNLIMITED = -1
 _MAX_WINDOW = 1 << 30
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -177,13 +180,19 @@ def include_usage(fields: Fields) -> bool:
 
 
 def session_id(fields: Fields, headers: Mapping[str, str]) -> str | None:
-    """The session: the body's `session_id`, else the `X-Session-Id` header [M039]."""
+    """The session: the body's `session_id`, else the `X-Session-Id` header [M039], else what coding clients send.
+
+    Ids of other clients are hints, not promises: nothing about them is refused.
+    """
     named = fields.text("session_id")
+    found = {key.lower(): value for key, value in headers.items()}
     if named is None:
-        named = next((value for key, value in headers.items() if key.lower() == "x-session-id"), None)
-    if named is not None and len(named) > 256:
-        raise fields.fault("session_id", "must be at most 256 characters")
-    return named or None
+        named = found.get("x-session-id")
+    if named is not None and len(named) > _MAX_SESSION:
+        raise fields.fault("session_id", f"must be at most {_MAX_SESSION} characters")
+    key = fields.body.get("prompt_cache_key")
+    hints = [*(found.get(name) for name in SESSION_HEADERS), key if isinstance(key, str) else None]
+    return named or next((hint[:_MAX_SESSION] for hint in hints if hint), None)
 
 
 def _tools(fields: Fields) -> tuple[dict[str, Any], ...]:

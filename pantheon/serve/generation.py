@@ -194,8 +194,8 @@ class Generation:
         loop_guard: int = 0,
         warm: Warm | None = None,
     ) -> None:
-        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `warm`: where in the state
-        it runs and what lies there (default: slot 0, nothing)."""
+        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `warm`: where in the
+        state it runs and what lies there (default: slot 0, nothing)."""
         self._warm = Warm(None, 0, 0, ()) if warm is None else warm
         self.result: Result | None = None
         self.tokens = 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 _HELP = {
     "requests_total": "Chat and completion requests by outcome",
     "prompt_tokens_total": "Prompt tokens read",
+    "cached_tokens_total": "Prompt tokens that were warm and not read again",
     "completion_tokens_total": "Tokens delivered to clients",
     "cancelled_total": "Generations ended early because the client was gone or the server stopped",
     "generation_seconds_total": "Seconds spent in generations",

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pantheon import log
+from pantheon.engine.prefix_cache import Marks, Warm
 from pantheon.errors import Cancelled, PantheonError, Unavailable
 from pantheon.serve.context import App
 from pantheon.serve.generation import Generation, Job, Result
@@ -26,7 +27,9 @@ _log = log.logger("serve")
 class Turn:
     """Holds an entry and its gen_lock for one request."""
 
-    def __init__(self, app: App, entry: Entry, responder: Responder) -> None:
+    def __init__(
+        self, app: App, entry: Entry, responder: Responder, session: str | None = None, prefix: Marks = ()
+    ) -> None:
         assert entry.model is not None and entry.state is not None
         self.entry = entry
         self.model: Model = entry.model
@@ -34,6 +37,8 @@ class Turn:
         self._app, self._responder = app, responder
         self._deadline = app.clock.monotonic() + app.request_timeout_s
         self._timed_out = False
+        self._session, self._prefix = session, prefix
+        self._warm: Warm | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -60,18 +65,30 @@ class Turn:
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generation:
-        """A generation on this turn's model."""
+        """A generation on this turn's model, from what an earlier one left warm; the one before it is over."""
+        self.close()
+        self._warm = self.entry.seat(job.prompt_ids, self._session, self._prefix)
         return Generation(
             self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill,
-            loop_guard=self._app.loop_guard if job.uncapped else 0,
+            loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
         )  # fmt: skip
+
+    def close(self, *, keep: bool = True) -> None:
+        """No generation of this turn runs any more; `keep` what the last one left for the next turn."""
+        warm, self._warm = self._warm, None
+        cache = self.entry.prefix_cache
+        if warm is not None and cache is not None:
+            warm.end(keep=keep)
+            self._app.registry.dies.note_cache(self.entry.dies, self.entry.name, cache.extra_bytes())
 
     def note(self, run: Generation) -> Result:
         """Count and log a generation that is complete."""
         result = run.result
         assert result is not None, "a generation that was not read to its end"
         metrics = self._app.metrics
+        self.entry.learn(result.prompt_tokens - result.cached_tokens, result.prompt_ms / 1000)
         metrics.add("prompt_tokens_total", result.prompt_tokens)
+        metrics.add("cached_tokens_total", result.cached_tokens)
         metrics.add("completion_tokens_total", result.completion_tokens)
         metrics.add("generation_seconds_total", (result.prompt_ms + result.predicted_ms) / 1000)
         _log.info(
@@ -79,6 +96,7 @@ class Turn:
             log.fields(
                 model=self.entry.name,
                 prompt=result.prompt_tokens,
+                cached=result.cached_tokens,
                 completion=result.completion_tokens,
                 finish=result.finish_reason,
                 prompt_ms=result.prompt_ms,
@@ -90,28 +108,32 @@ class Turn:
 
 
 @contextmanager
-def turn(app: App, name: str | None, responder: Responder) -> Iterator[Turn]:
-    """Acquire the entry for `name` and its gen_lock.
+def turn(
+    app: App, name: str | None, responder: Responder, session: str | None = None, prefix: Marks = ()
+) -> Iterator[Turn]:
+    """Acquire the entry for `name` and its gen_lock; session and prefix say where the conversation may be warm.
 
     Raises NotFound, Unavailable or Busy, at once as a rule; afterwards whatever the body raises, a Cancelled replaced
     by what the client should hear.
     """
     outcome = "error"
     try:
-        with (
-            app.registry.lease(name, strict=app.strict_model) as entry,
-            app.registry.generation(entry, responder.hung_up),
-        ):
-            mine = Turn(app, entry, responder)
+        with app.registry.seat(
+            name, strict=app.strict_model, session=session, prefix=prefix, left=responder.hung_up
+        ) as entry:
+            mine, keep = Turn(app, entry, responder, session, prefix), False
             app.metrics.add("requests_in_flight")
             try:
                 yield mine
+                keep = True
             except Cancelled as fault:
-                outcome = "cancelled"
+                outcome, keep = "cancelled", True
                 app.metrics.add("cancelled_total")
                 _log.info("cancelled %s", log.fields(model=entry.name))
                 raise mine.reason(fault) from None
             finally:
+                # a fault may have left anything behind
+                mine.close(keep=keep)
                 app.metrics.add("requests_in_flight", -1)
         outcome = "ok"
     except PantheonError as fault:
