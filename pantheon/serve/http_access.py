@@ -16,7 +16,7 @@ from pantheon.serve.http_request import Headers
 #: Paths that answer without an API key: what a probe asks.
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready"})
 EXPOSED_HEADERS = "X-Request-Id, Retry-After"
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\[\]/:@]+)(?::[0-9]+)?", re.IGNORECASE)
 _DEFAULT_METHODS = "GET, HEAD, POST, OPTIONS"
 _DEFAULT_HEADERS = "Authorization, Content-Type, X-Session-Id"
@@ -30,9 +30,25 @@ def is_loopback(host: str) -> bool:
     if name == "localhost":
         return True
     try:
-        return ipaddress.ip_address(name).is_loopback
+        # ::ffff:127.0.0.1 is how a socket that takes both families names an IPv4 peer
+        return ipaddress.ip_address(name.removeprefix("::ffff:")).is_loopback
     except ValueError:
         return False
+
+
+def is_open(path: str) -> bool:
+    """Whether a path answers without an API key; `/m/{model}/health` is the probe of one model."""
+    return path in OPEN_PATHS or (path.startswith("/m/") and path.endswith("/health"))
+
+
+def _given_key(headers: Headers) -> str:
+    scheme, _, token = (headers.get("authorization") or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or ""
+
+
+def _equal(given: str, key: str) -> bool:
+    """Compared in constant time."""
+    return hmac.compare_digest(given.encode("latin-1", "replace"), key.encode())
 
 
 @dataclass(frozen=True)
@@ -40,40 +56,71 @@ class Access:
     """The rules in force.
 
     `bind_host` decides whether the Host check is on (only a loopback server is asked by its loopback names);
-    `allowed_hosts` and `allowed_origins` are added to the loopback ones; an origin of `*` allows every page.
+    `allowed_hosts` and `allowed_origins` are added to the loopback ones; an origin of `*` allows every page.  Without
+    an `admin_key` the admin routes answer this machine only [X33].
     """
 
     bind_host: str = "127.0.0.1"
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    admin_key: str | None = field(default=None, repr=False)
 
-    def check(self, method: str, path: str, host: str | None, headers: Headers) -> None:
-        """Raises HttpError: 403 for a foreign host or page, 401 for a missing or wrong key."""
+    def check(self, method: str, path: str, host: str | None, headers: Headers, client: str = "127.0.0.1") -> None:
+        """Raises HttpError: 403 for a foreign host, page or machine, 401 for a missing or wrong key.
+
+        `client` is the address of the peer.
+        """
         self._check_host(host)
+        if method == "OPTIONS":
+            return
+        if path.startswith("/admin"):
+            self._check_admin(host, headers, client)
+        elif not is_open(path):
+            self._check_key(headers)
+
+    def _check_admin(self, host: str | None, headers: Headers, client: str) -> None:
         origin = headers.get("origin")
-        if path.startswith("/admin") and method not in _SAFE_METHODS and origin and not self.allows_origin(origin):
+        if origin and not self.allows_origin(origin):
             # a page can post text/plain across sites without asking first
             raise HttpError(403, "this origin may not use the admin routes", code="origin_not_allowed")
-        if method != "OPTIONS" and path not in OPEN_PATHS:
-            self._check_key(headers)
+        if self.admin_key is not None:
+            return self._check_admin_key(headers)
+        if not is_loopback(client) or any(name in headers for name in _PROXY_HEADERS):
+            # what a proxy on this machine passes on comes from loopback too
+            raise HttpError(
+                403, "the admin routes answer this machine only; set --admin-key to use them from others",
+                code="admin_loopback_only",
+            )  # fmt: skip
+        if host is not None and not is_loopback(host):
+            # whatever the server is bound to: a page that rebinds its name to 127.0.0.1 comes from loopback
+            self._need_allowed(host)
+        self._check_key(headers)
+
+    def _check_admin_key(self, headers: Headers) -> None:
+        given = _given_key(headers)
+        if _equal(given, self.admin_key or ""):
+            return
+        if any([_equal(given, key) for key in self.api_keys]):
+            raise HttpError(403, "an API key does not open the admin routes", code="admin_key_needed")
+        message = "incorrect admin key" if given else "the admin key is needed: Authorization: Bearer KEY"
+        raise HttpError(401, message, code="invalid_admin_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, host: str | None) -> None:
         # a page that rebinds its own name to 127.0.0.1 still sends that name; only HTTP/1.0 comes without a host
         if host is None or not is_loopback(self.bind_host) or is_loopback(host):
             return
+        self._need_allowed(host)
+
+    def _need_allowed(self, host: str) -> None:
         if host not in (name.lower() for name in self.allowed_hosts):
             raise HttpError(403, "this host name is not served here; see --allowed-host", code="host_not_allowed")
 
     def _check_key(self, headers: Headers) -> None:
         if not self.api_keys:
             return
-        given = headers.get("x-api-key") or ""
-        scheme, _, token = (headers.get("authorization") or "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        matches = [hmac.compare_digest(given.encode("latin-1", "replace"), key.encode()) for key in self.api_keys]
-        if not any(matches):
+        given = _given_key(headers)
+        if not any([_equal(given, key) for key in self.api_keys]):
             message = "incorrect API key" if given else "an API key is needed: Authorization: Bearer KEY"
             raise HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

@@ -110,7 +110,7 @@ class _Exchange:
         self._responder.http_version = head.http_version
         self._responder.head_only = head.method == "HEAD"
         self._responder.headers |= self._site.access.answer_headers(head.path, head.headers)
-        self._site.access.check(head.method, head.path, head.host, head.headers)
+        self._site.access.check(head.method, head.path, head.host, head.headers, self._connection.client)
         if head.method != "OPTIONS":
             self._site.router.find(head.method, head.path)
         coding = content_coding(head.headers)

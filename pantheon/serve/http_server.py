@@ -53,6 +53,7 @@ class HttpConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    admin_key: str | None = field(default=None, repr=False)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -72,7 +73,7 @@ class PantheonServer(ThreadingHTTPServer):
         host = config.host.strip("[]")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.stopping = threading.Event()
-        access = Access(host, config.api_keys, config.allowed_hosts, config.allowed_origins)
+        access = Access(host, config.api_keys, config.allowed_hosts, config.allowed_origins, config.admin_key)
         tls = _tls_context(config)
         self._site = Site(router, access, config.limits, tls, self.stopping, Pulse(clock), clock)
         self._mutex = threading.Condition()  # guards _live, _workers

@@ -21,7 +21,7 @@ import pytest
 
 from pantheon import cli
 from pantheon.errors import PantheonError
-from pantheon.serve import command
+from pantheon.serve import command, flags
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "models" / "tiny-llama.Q4_0.gguf"
@@ -33,12 +33,12 @@ START_S = 60.0
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="pantheon")
-    command.add_serve_parser(parser.add_subparsers(dest="command"))
+    flags.add_serve_parser(parser.add_subparsers(dest="command"))
     return parser.parse_args(["serve", *words])
 
 
 def specs(*words: str) -> list[tuple[str, str]]:
-    return [(spec.path, spec.name) for spec in command.model_specs(parse(*words).models)]
+    return [(spec.path, spec.name) for spec in flags.model_specs(parse(*words).models)]
 
 
 def test_name_and_dies_belong_to_the_model_before_them_M003() -> None:
@@ -65,13 +65,13 @@ def test_models_and_their_names() -> None:
 )
 def test_models_that_can_not_be_placed(words: list[str], part: str) -> None:
     with pytest.raises(PantheonError, match=part):
-        command.model_specs(parse(*words).models)
+        flags.model_specs(parse(*words).models)
 
 
 def test_dies_are_counted_as_cuda_visible_devices_does_M005(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(PantheonError, match="CUDA_VISIBLE_DEVICES"):
-        command.model_specs(parse("--model", "X", "--dies", "1").models)
+        flags.model_specs(parse("--model", "X", "--dies", "1").models)
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_bad_flags_exit_2_with_usage_M016(words: list[str], capsys: pytest.Captu
 
 def test_model_roots(tmp_path: Path) -> None:
     args = parse("--model", str(tmp_path / "a.gguf"), "--model", f"script:{tmp_path}/b.json")
-    assert command.model_roots(args, command.model_specs(args.models)) == (tmp_path.resolve(),)
+    assert flags.model_roots(args, flags.model_specs(args.models)) == (tmp_path.resolve(),)
     args = parse("--model", "/x/a.gguf", "--model-root", str(tmp_path))
-    assert command.model_roots(args, command.model_specs(args.models)) == (tmp_path.resolve(),)
+    assert flags.model_roots(args, flags.model_specs(args.models)) == (tmp_path.resolve(),)
     with pytest.raises(PantheonError, match="--model-root"):
-        command.model_roots(parse("--model-root", str(tmp_path / "nope")), [])
+        flags.model_roots(parse("--model-root", str(tmp_path / "nope")), [])
 
 
 def test_api_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nk1\n\n k2 \n")
-    assert command.api_keys(parse("--api-key", "k0", "--api-key-file", str(file))) == ("k0", "k1", "k2")
+    assert flags.api_keys(parse("--api-key", "k0", "--api-key-file", str(file))) == ("k0", "k1", "k2")
     file.write_text("\n")
     for words in (["--api-key-file", str(file)], ["--api-key-file", str(tmp_path / "no")], ["--api-key", ""]):
         with pytest.raises(PantheonError, match=words[0]):
-            command.api_keys(parse(*words))
+            flags.api_keys(parse(*words))
 
 
 # ---- the process ------------------------------------------------------------------------------------------------

@@ -9,10 +9,17 @@ from pantheon.serve.http_errors import HttpError
 from pantheon.serve.http_request import Headers
 
 
-def refusal(access: Access, method: str = "GET", path: str = "/v1/models", host: str | None = "localhost", **h: str):  # type: ignore[no-untyped-def]
+def refusal(  # type: ignore[no-untyped-def]
+    access: Access,
+    method: str = "GET",
+    path: str = "/v1/models",
+    host: str | None = "localhost",
+    client: str = "127.0.0.1",
+    **h: str,
+):
     headers = Headers((name.replace("_", "-"), value) for name, value in h.items())
     try:
-        access.check(method, path, host, headers)
+        access.check(method, path, host, headers, client)
     except HttpError as fault:
         return fault.status, fault.code
     return None
@@ -62,6 +69,65 @@ def test_api_key() -> None:
     assert "sesame" not in repr(access)
 
 
+ADMIN = "/admin/models/load"
+
+
+@pytest.mark.parametrize(
+    ("keys", "admin", "client", "given", "chat", "managed"),
+    [
+        # nothing set: chats from everywhere, admin from this machine
+        ((), None, "127.0.0.1", "", None, None),
+        ((), None, "::1", "", None, None),
+        ((), None, "::ffff:127.0.0.1", "", None, None),
+        ((), None, "10.0.0.7", "", None, (403, "admin_loopback_only")),
+        ((), None, "::ffff:10.0.0.7", "", None, (403, "admin_loopback_only")),
+        # API keys only: needed for both, and still this machine only
+        (("k",), None, "127.0.0.1", "", (401, "invalid_api_key"), (401, "invalid_api_key")),
+        (("k",), None, "127.0.0.1", "k", None, None),
+        (("k",), None, "10.0.0.7", "k", None, (403, "admin_loopback_only")),
+        # an admin key: from everywhere, and nothing else opens
+        ((), "a", "10.0.0.7", "a", None, None),
+        ((), "a", "127.0.0.1", "", None, (401, "invalid_admin_key")),
+        ((), "a", "127.0.0.1", "x", None, (401, "invalid_admin_key")),
+        (("k",), "a", "10.0.0.7", "a", (401, "invalid_api_key"), None),
+        (("k",), "a", "10.0.0.7", "k", None, (403, "admin_key_needed")),
+        (("k",), "a", "10.0.0.7", "", (401, "invalid_api_key"), (401, "invalid_admin_key")),
+        (("k",), "a", "10.0.0.7", "ka", (401, "invalid_api_key"), (401, "invalid_admin_key")),
+    ],
+)
+def test_who_may_chat_and_who_may_manage_X33(keys, admin, client, given, chat, managed) -> None:  # type: ignore[no-untyped-def]
+    """The matrix of API keys, admin key and where the request comes from."""
+    access = Access("0.0.0.0", api_keys=keys, admin_key=admin)
+    header = {"authorization": f"Bearer {given}"} if given else {}
+    assert refusal(access, client=client, **header) == chat
+    for method, path in (("POST", ADMIN), ("GET", "/admin/dies"), ("GET", "/admin")):
+        assert refusal(access, method, path, client=client, **header) == managed, path
+    assert refusal(access, "OPTIONS", ADMIN, client=client) is None
+    assert admin is None or f"'{admin}'" not in repr(access)
+
+
+def test_what_a_proxy_passes_on_is_not_from_this_machine_X33() -> None:
+    for name in ("x_forwarded_for", "forwarded", "x_real_ip", "via"):
+        assert refusal(Access(), "POST", ADMIN, **{name: "10.0.0.7"}) == (403, "admin_loopback_only")
+        assert refusal(Access(admin_key="a"), "POST", ADMIN, authorization="Bearer a", **{name: "10.0.0.7"}) is None
+
+
+def test_a_rebound_name_does_not_reach_the_admin_routes_whatever_the_server_is_bound_to_X33_B44c() -> None:
+    access = Access("0.0.0.0", allowed_hosts=("box.lan",))
+    assert refusal(access, host="evil.example") is None
+    assert refusal(access, "POST", ADMIN, host="evil.example") == (403, "host_not_allowed")
+    for host in ("localhost", "127.0.0.1", "[::1]", "box.lan", None):
+        assert refusal(access, "POST", ADMIN, host=host) is None
+    assert refusal(Access("0.0.0.0", admin_key="a"), "POST", ADMIN, host="box", authorization="Bearer a") is None
+
+
+def test_the_probe_of_one_model_needs_no_key() -> None:
+    access = Access(api_keys=("k",))
+    assert refusal(access, path="/m/tiny/health") is None
+    for path in ("/m/tiny/v1/models", "/m/tiny/v1/chat/completions", "/m", "/mm/health"):
+        assert refusal(access, path=path) == (401, "invalid_api_key")
+
+
 def test_no_key_is_needed_where_none_is_set() -> None:
     assert refusal(Access(), authorization="Bearer whatever") is None
 
@@ -71,7 +137,7 @@ def test_foreign_pages_can_not_post_to_admin() -> None:
     access = Access(allowed_origins=("https://ui.example",))
     for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://"):
         assert refusal(access, "POST", "/admin/models/unload", origin=origin) == (403, "origin_not_allowed")
-        assert refusal(access, "GET", "/admin/dies", origin=origin) is None  # it can not read the answer
+        assert refusal(access, "GET", "/admin/dies", origin=origin) == (403, "origin_not_allowed")
     for origin in ("http://localhost:5173", "https://ui.example"):
         assert refusal(access, "POST", "/admin/models/unload", origin=origin) is None
     assert refusal(access, "POST", "/admin/models/unload") is None
