@@ -12,7 +12,7 @@ import pytest
 
 from pantheon import seams
 from pantheon.accel.cpu.layouts import FLOATS
-from pantheon.accel.cpu.unpack import UNPACK
+from pantheon.accel.cpu.layouts import KINDS
 from pantheon.cli import build_parser
 from pantheon.engine import scripted
 from pantheon.formats import quant
@@ -115,7 +115,7 @@ def test_m249_architectures_and_weight_types_are_those_that_load() -> None:
     page = sections(REFERENCE / "supported-models.md")
     assert set(first_cells(page["Architectures"])[2:]) == set(architectures.supported())
     fast, slow = page["Weight types"].split("### Only on the `reference` executor")
-    quick = {*UNPACK, *FLOATS}
+    quick = {*KINDS, *FLOATS}
     loadable = {t.name for t in quant.all_types() if quant.can_dequantize(t.name)}
     assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", fast)) == quick
     assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", slow)) == loadable - quick

@@ -35,11 +35,14 @@ class Arena:
         self.used = 0
 
     def take(self, nbytes: int, align: int = LINE) -> NDArray[np.uint8]:
-        """The next `nbytes` zeroed bytes at a multiple of `align`; raises MemoryError when the arena is full."""
+        """The next `nbytes` zeroed bytes at a multiple of `align`; raises MemoryError when the arena is full.
+
+        Whole lines are taken, so that what comes next stays aligned: `nbytes` rounded up to LINE.
+        """
         start = round_up(self.used, align)
-        if start + nbytes > self.capacity:
+        if start + round_up(nbytes, LINE) > self.capacity:
             raise MemoryError(f"arena of {self.capacity} bytes is full")
-        self.used = start + nbytes
+        self.used = start + round_up(nbytes, LINE)
         return self._bytes[start : start + nbytes]
 
     def drop(self, start: int, nbytes: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pantheon.accel.cpu.arena import Arena, address, round_up
+from collections.abc import Mapping
+
+from pantheon.accel.cpu import sizes
+from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.cores import usable_cores
-from pantheon.accel.cpu.pack import Packed, check, floats, pack, packed_bytes, row_bytes
+from pantheon.accel.cpu.pack import Packed, Packer, check, floats, row_bytes
 from pantheon.accel.cpu.runner import CpuRunner, Weights
 from pantheon.accel.executor import Progress, WeightSource
 from pantheon.plan.buffers import Matrix, Vector
@@ -30,39 +33,51 @@ class CpuExecutor:
         ValueError for a plan that contradicts itself."""
         if n_ctx < 1:
             raise ValueError("n_ctx must be at least 1")
-        weights = _load_weights(plan, source, progress)
+        weights = _load_weights(plan, source, self.threads, progress)
         tables = _load_tables(plan, source, n_ctx)
         return CpuRunner(plan, weights, tables, n_ctx=n_ctx, kv_type=kv_type, threads=self.threads)
 
+    def predict(
+        self, plan: Plan, types: Mapping[str, str], *, n_ctx: int, n_slots: int = 1, kv_type: KVType
+    ) -> dict[str, int]:
+        """Bytes by part (weights, scratch, tables, kv) that a load would take; nothing is loaded.
 
-def _load_weights(plan: Plan, source: WeightSource, progress: Progress | None) -> Weights:
+        types: tensor name -> weight type.  Raises KeyError for a tensor or type that is not there.
+        """
+        found = {m: types[m.tensor] for m in plan.matrices()}
+        return sizes.predict(plan, found, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, threads=self.threads)
+
+
+def _load_weights(plan: Plan, source: WeightSource, threads: int, progress: Progress | None) -> Weights:
     """Sizes first, so that one arena on huge pages holds everything."""
     matrices, vectors = plan.matrices(), plan.vectors()
-    total, file_bytes = 0, {}
+    types: dict[Matrix, str] = {}
+    file_bytes: dict[Matrix, int] = {}
     for m in matrices:
         raw = source.tensor(m.tensor)
         check(raw, m)
-        total += packed_bytes(raw.type_name, m.rows, m.cols)
-        file_bytes[m] = m.rows * row_bytes(raw)
-    total += sum(round_up(4 * v.size, 64) + 128 for v in vectors)
-    arena = Arena(total + 4096, huge=True)
+        types[m], file_bytes[m] = raw.type_name, m.rows * row_bytes(raw)
+    arena = Arena(sizes.weights(plan, types), huge=True)
     placed: dict[Vector, int] = {}
     for v in vectors:
-        # a product's bias is read 16 rows at a time
-        room = arena.take(4 * round_up(v.size, 16))
+        room = arena.take(sizes.vector(v))
         room.view("f4")[: v.size] = floats(source.tensor(v.tensor), v)
         placed[v] = address(room)
     packed: dict[Matrix, Packed] = {}
     done, goal = 0, sum(file_bytes.values())
     left = {m.tensor: [x for x in matrices if x.tensor == m.tensor] for m in matrices}
-    for m in matrices:
-        packed[m] = pack(source.tensor(m.tensor), m, arena)
-        left[m.tensor].remove(m)
-        if not left[m.tensor]:
-            source.release(m.tensor)
-        done += file_bytes[m]
-        if progress is not None:
-            progress("weights", done, goal)
+    packer = Packer(dict.fromkeys(types.values()), threads)
+    try:
+        for m in matrices:
+            packed[m] = packer.pack(source.tensor(m.tensor), m, arena)
+            left[m.tensor].remove(m)
+            if not left[m.tensor]:
+                source.release(m.tensor)
+            done += file_bytes[m]
+            if progress is not None:
+                progress("weights", done, goal)
+    finally:
+        packer.close()
     return Weights(arena, packed, placed)
 
 

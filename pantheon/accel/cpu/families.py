@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 from numba.core.registry import cpu_target
 
-from pantheon.accel.cpu import attention, cache, embed, matmul, packing, pointwise, reading, walk
+from pantheon.accel.cpu import cache
 
-_FAMILIES: dict[str, Callable[..., int]] = {
-    "matmul": matmul.kernel,
-    "embed": embed.kernel,
-    "pointwise": pointwise.kernel,
-    "attend": lambda half: attention.kernel("attend", half),
-    "store": lambda half: attention.kernel("store", half),
-    "pack": packing.kernel,
-    "team": walk.kernel,
-    "read": reading.kernel,
+#: the first word of a key -> the module whose `kernel` makes it, and what that is called with before the other words
+MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "matmul": ("matmul", ()),
+    "embed": ("embed", ()),
+    "pointwise": ("pointwise", ()),
+    "attend": ("attention", ("attend",)),
+    "store": ("attention", ("store",)),
+    "team": ("walk", ()),
+    "pack": ("packing", ()),
+    "read": ("reading", ()),
+    "draw": ("draw", ()),
 }
 
 
 def address(key: tuple[Any, ...]) -> int:
     """The address of a kernel, compiled now, in this process."""
-    return _FAMILIES[key[0]](*key[1:])
+    module, first = MAKERS[key[0]]
+    made: int = importlib.import_module(f"pantheon.accel.cpu.{module}").kernel(*first, *key[1:])
+    return made
 
 
 def compiled(key: tuple[Any, ...]) -> bytes:

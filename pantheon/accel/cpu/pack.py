@@ -1,22 +1,29 @@
-"""Packing: a matrix of the model file into the arena, in the layout that the kernels read."""
+"""Packing: a matrix of the model file into the arena, in the layout that the kernels read, on several threads."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.cpu import kernels
 from pantheon.accel.cpu.arena import Arena, address
-from pantheon.accel.cpu.layouts import BLOCK, FLOATS, KINDS, ROWS, Kind
-from pantheon.accel.cpu.unpack import FILE_BLOCK, UNPACK
+from pantheon.accel.cpu.file_blocks import FILE_BLOCK
+from pantheon.accel.cpu.layouts import FLOATS, KINDS, ROWS
 from pantheon.accel.executor import RawTensor
 from pantheon.errors import ModelFileError
 from pantheon.plan.buffers import Matrix, Vector
 
 U8 = NDArray[np.uint8]
-#: values that are taken apart at once: the temporaries stay in the second cache
-_CHUNK_VALUES = 1 << 18
+#: bytes of the file that a thread packs at once: enough to forget the call, few enough to share
+_PIECE_BYTES = 1 << 20
+_ARGUMENTS = [ctypes.c_int64] * 8
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,11 @@ class Packed:
         return self.type_name in KINDS
 
 
-def packed_bytes(type_name: str, rows: int, cols: int) -> int:
-    """Arena bytes of a matrix, alignment included."""
+def packed_bytes(type_name: str, rows: int, cols: int) -> tuple[int, int]:
+    """Arena bytes of the quants (or floats) and of the scales of a matrix."""
     if type_name in FLOATS:
-        return -(-rows // ROWS) * ROWS * cols * FLOATS[type_name] + 128
-    return sum(KINDS[type_name].packed_bytes(rows, cols)) + 256
+        return -(-rows // ROWS) * ROWS * cols * FLOATS[type_name], 0
+    return KINDS[type_name].packed_bytes(rows, cols)
 
 
 def row_bytes(raw: RawTensor) -> int:
@@ -70,74 +77,42 @@ def check(raw: RawTensor, m: Matrix) -> None:
         raise ModelFileError(f"tensor {raw.name}", f"{raw.data.size} bytes for shape {tuple(raw.shape)}")
 
 
-def pack(raw: RawTensor, m: Matrix, arena: Arena) -> Packed:
-    """Pack the rows that `m` names."""
-    check(raw, m)
-    n = row_bytes(raw)
-    rows: U8 = raw.data.reshape(-1)[m.first_row * n : (m.first_row + m.rows) * n].reshape(m.rows, n)
-    if raw.type_name in FLOATS:
-        return _pack_floats(raw.type_name, rows, m.cols, arena)
-    kind = KINDS[raw.type_name]
-    quant_bytes, scale_bytes = kind.packed_bytes(m.rows, m.cols)
-    quants, scales = arena.take(quant_bytes), arena.take(scale_bytes)
-    groups, blocks = -(-m.rows // ROWS), m.cols // BLOCK
-    q = quants.view(np.uint32).reshape(groups, blocks, -1, ROWS)
-    s = scales.reshape(groups, blocks // kind.sup, -1)
-    step = max(1, _CHUNK_VALUES // (ROWS * m.cols))
-    for g in range(0, groups, step):
-        part = rows[g * ROWS : (g + step) * ROWS]
-        _pack_groups(kind, _whole_groups(part), q[g : g + step], s[g : g + step])
-    return Packed(raw.type_name, m.rows, m.cols, address(quants), address(scales), quant_bytes + scale_bytes)
+class Packer:
+    """Packs matrices on `threads` threads; `close` ends them."""
 
+    def __init__(self, types: Iterable[str], threads: int) -> None:
+        """Has the kernels of these weight types ready."""
+        kernels.prepare([("pack", name) for name in types], threads)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "pantheon-pack")
 
-def _whole_groups(rows: U8) -> U8:
-    """Zero rows up to the next group."""
-    missing = -len(rows) % ROWS
-    return np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)]) if missing else rows
-
-
-def _pack_groups(kind: Kind, rows: U8, quants: NDArray[np.uint32], scales: U8) -> None:
-    file_bytes = FILE_BLOCK[kind.name][1]
-    values, header, subs = UNPACK[kind.name](rows.reshape(len(rows), -1, file_bytes))
-    groups, blocks = quants.shape[:2]
-    quads = np.ascontiguousarray(values).view(np.uint32).reshape(groups, ROWS, blocks, 8).transpose(0, 2, 3, 1)
-    _bit_planes(quads, kind.base_bits, 0, quants[:, :, : kind.base_bits])
-    if kind.high_bits:
-        _bit_planes(quads, kind.high_bits, kind.base_bits, quants[:, :, kind.base_bits :])
-    supers = blocks // kind.sup
-    h = scales[..., : kind.header_bytes].view(np.uint16).reshape(groups, supers, -1, ROWS)
-    h[:] = header.reshape(groups, ROWS, supers, -1).transpose(0, 2, 3, 1)
-    if kind.subs:
-        to = scales[..., kind.header_bytes :].reshape(groups, supers, kind.sup, -1, ROWS)
-        to[:] = subs.reshape(groups, ROWS, supers, kind.sup, -1).transpose(0, 2, 3, 4, 1)
-
-
-def _bit_planes(quads: NDArray[np.uint32], width: int, shift: int, out: NDArray[np.uint32]) -> None:
-    """Bits shift … shift+width-1 of each byte of 8 quads into `width` words."""
-    if width == 8:
-        out[:] = quads
-        return
-    mask = np.uint32(((1 << width) - 1) * 0x01010101)
-    for p in range(8):
-        word, at = divmod(p * width, 8)
-        bits = (quads[:, :, p] >> np.uint32(shift)) & mask
-        if at == 0:
-            out[:, :, word] = bits
+    def pack(self, raw: RawTensor, m: Matrix, arena: Arena) -> Packed:
+        """Pack the rows that `m` names.  Raises ModelFileError unless they lie inside the tensor."""
+        check(raw, m)
+        n = row_bytes(raw)
+        rows = raw.data.reshape(-1)[m.first_row * n : (m.first_row + m.rows) * n]
+        quant_bytes, scale_bytes = packed_bytes(raw.type_name, m.rows, m.cols)
+        quants, scales = arena.take(quant_bytes), arena.take(scale_bytes)
+        packed = Packed(raw.type_name, m.rows, m.cols, address(quants), address(scales), quant_bytes + scale_bytes)
+        function = _kernel(raw.type_name)
+        fixed = address(rows), packed.quants, packed.scales, m.cols, m.rows, n
+        pieces = max(1, min(packed.groups, rows.size // _PIECE_BYTES))
+        cuts = [packed.groups * i // pieces for i in range(pieces + 1)]
+        if pieces == 1 or self._threads == 1:
+            function(*fixed, 0, packed.groups)
         else:
-            out[:, :, word] |= bits << np.uint32(at)
+            # all of them, so that nothing is unmapped under a thread
+            list(self._pool.map(lambda i: function(*fixed, cuts[i], cuts[i + 1]), range(pieces)))
+        return packed
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        self._pool.shutdown()
 
 
-def _pack_floats(type_name: str, rows: U8, cols: int, arena: Arena) -> Packed:
-    size = FLOATS[type_name]
-    dtype = np.uint32 if size == 4 else np.uint16
-    groups = -(-len(rows) // ROWS)
-    quants = arena.take(groups * ROWS * cols * size)
-    to = quants.view(dtype).reshape(groups, cols, ROWS)
-    step = max(1, _CHUNK_VALUES // (ROWS * cols))
-    for g in range(0, groups, step):
-        part = np.ascontiguousarray(_whole_groups(rows[g * ROWS : (g + step) * ROWS])).view(dtype)
-        to[g : g + step] = part.reshape(-1, ROWS, cols).transpose(0, 2, 1)
-    return Packed(type_name, len(rows), cols, address(quants), 0, quants.nbytes)
+@lru_cache(maxsize=len(FILE_BLOCK))
+def _kernel(type_name: str) -> Callable[..., Any]:
+    return kernels.function(("pack", type_name), *_ARGUMENTS)
 
 
 def floats(raw: RawTensor, v: Vector) -> NDArray[np.float32]:

@@ -10,21 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.cpu import fields as at
-from pantheon.accel.cpu import kernels
+from pantheon.accel.cpu import kernels, sizes
 from pantheon.accel.cpu.arena import Arena, address, round_up
-from pantheon.accel.cpu.layouts import ACT_BYTES
 from pantheon.accel.cpu.pack import Packed
+from pantheon.accel.cpu.sizes import MAX_COLUMNS, MAX_WANTED
 from pantheon.accel.cpu.table import Builder, Memory, encode, kv_units, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.cpu.team import Team
 from pantheon.accel.executor import Columns, Progress, RunnerState
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
-from pantheon.plan.ops import Attend, MatMul
+from pantheon.plan.ops import MatMul
 from pantheon.plan.state_spec import KVType
 
-#: the most columns of one forward
-MAX_COLUMNS = 256
 #: positions are reserved in steps of the attention's block
 _ROWS = 64
 #: a slot that used more than this is unmapped when it is reset
@@ -86,7 +84,7 @@ class CpuRunner:
         self.max_columns = MAX_COLUMNS
         self._weights, self._tables = weights, tables
         self._unit_bytes = kv_units(plan, kv_type)[-1][0]
-        self._scratch = Arena(self._scratch_bytes())
+        self._scratch = Arena(sizes.scratch(plan, threads))
         self._memory = self._place()
         self._ctx = self._context()
         # every shape is checked here; kernel addresses are filled in by warm_up
@@ -95,27 +93,12 @@ class CpuRunner:
         self._closed = False
 
     # --- memory ---------------------------------------------------------------------------------------------------
-    def _act_bytes(self) -> int:
-        widths = [op.x.width for op in self.plan.ops() if isinstance(op, MatMul)]
-        return round_up(max(widths, default=32), 32) // 32 * ACT_BYTES * MAX_COLUMNS
-
-    def _thread_bytes(self) -> int:
-        dims = [op.head_dim for op in self.plan.ops() if isinstance(op, Attend)]
-        dims += [spec.k_dim for spec in self.plan.state.kv]
-        return round_up(32 * round_up(max(dims, default=16), 16) + 4096, 4096)
-
-    def _scratch_bytes(self) -> int:
-        widest = max(b.width for b in self.plan.buffers)
-        rows = sum(stride(b.width) for b in self.plan.buffers) + stride(widest)
-        spare = 4096 * (len(self.plan.buffers) + 16)
-        return rows * MAX_COLUMNS + self._act_bytes() + self.threads * self._thread_bytes() + spare
-
     def _place(self) -> Memory:
         take = self._scratch.take
-        buffers = [take(MAX_COLUMNS * stride(b.width)) for b in self.plan.buffers]
+        buffers = [take(rows * stride(b.width)) for b, rows in sizes.buffer_rows(self.plan).items()]
         logits = buffers[self.plan.logits.index].view(np.float32)
-        self._logits = logits.reshape(MAX_COLUMNS, -1)[:, : self.plan.n_vocab]
-        staging = take(MAX_COLUMNS * stride(max(b.width for b in self.plan.buffers)))
+        self._logits = logits.reshape(-1, stride(self.plan.logits.width) // 4)[:, : self.plan.n_vocab]
+        staging = take(sizes.staging(self.plan))
         return Memory(
             self._weights.matrices,
             self._weights.vectors,
@@ -126,13 +109,14 @@ class CpuRunner:
         )
 
     def _context(self) -> NDArray[np.int64]:
+        per_thread = sizes.per_thread(self.plan)
         ctx = self._scratch.take(8 * at.CONTEXT_WORDS).view(np.int64)
         self._columns = [self._scratch.take(4 * MAX_COLUMNS).view(np.int32) for _ in range(4)]
         for offset, array in zip((at.C_TOKENS, at.C_SLOTS, at.C_POSITIONS, at.C_WANTS), self._columns, strict=True):
             ctx[offset // 8] = address(array)
-        ctx[at.C_ACT // 8] = address(self._scratch.take(self._act_bytes()))
-        ctx[at.C_SCRATCH // 8] = address(self._scratch.take(self.threads * self._thread_bytes(), 4096))
-        ctx[at.C_SCRATCH_BYTES // 8] = self._thread_bytes()
+        ctx[at.C_ACT // 8] = address(self._scratch.take(sizes.activations(self.plan)))
+        ctx[at.C_SCRATCH // 8] = address(self._scratch.take(self.threads * per_thread, 4096))
+        ctx[at.C_SCRATCH_BYTES // 8] = per_thread
         ctx[at.C_THREADS // 8] = self.threads
         return ctx
 
@@ -180,14 +164,25 @@ class CpuRunner:
         columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
         self.warm_up()
         state.note(columns)
-        given = columns.tokens, columns.slots, columns.positions, columns.wanted
-        for to, values in zip(self._columns, given, strict=True):
-            to[: len(values)] = values
+        for to, values in zip(self._columns, (columns.tokens, columns.slots, columns.positions), strict=False):
+            to[:n] = values
         ctx = self._ctx
-        ctx[at.C_COLUMNS // 8], ctx[at.C_WANTED // 8] = n, m
         ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8], ctx[at.C_ROWS // 8] = state.address, state.slot_bytes, state.rows
+        if m <= MAX_WANTED:
+            self._run(n, columns.wanted)
+            return self._logits[:m]
+        rows = np.empty((m, self.plan.n_vocab), np.float32)
+        for first in range(0, m, MAX_WANTED):  # the body runs once: it has no work for 0 columns
+            part = columns.wanted[first : first + MAX_WANTED]
+            self._run(0 if first else n, part)
+            rows[first : first + len(part)] = self._logits[: len(part)]
+        return rows
+
+    def _run(self, n: int, wanted: NDArray[np.int32]) -> None:
+        """One job of the team: the body on n columns, the head on the wanted ones."""
+        self._ctx[at.C_COLUMNS // 8], self._ctx[at.C_WANTED // 8] = n, len(wanted)
+        self._columns[3][: len(wanted)] = wanted
         self._team.run()  # type: ignore[union-attr]
-        return self._logits[:m]
 
     def profile(self, state: RunnerState, columns: Columns, repeats: int = 5) -> list[tuple[str, float]]:
         """(what, seconds) of every phase of this forward, best of `repeats`; for runners of one thread.

@@ -11,6 +11,7 @@ import pytest
 
 from pantheon.accel.cpu.executor import CpuExecutor
 from pantheon.accel.cpu.runner import CpuRunner
+from pantheon.accel.cpu.sizes import MAX_WANTED
 from pantheon.accel.executor import Columns
 from pantheon.formats.quant import dequantize
 from pantheon.plan.buffers import Matrix, Vector
@@ -137,3 +138,10 @@ def test_wanted_columns_only() -> None:
             got = runner.forward(runner.new_state(1, 64), columns)
             assert got.shape == (len(wanted), VOCAB)
             assert np.array_equal(got, everything[wanted])
+
+
+def test_many_wanted_columns_give_what_few_give() -> None:
+    """More than the scratch has rows of logits for: the head runs in pieces."""
+    tokens = np.random.default_rng(4).integers(0, VOCAB, 3 * MAX_WANTED + 5)
+    with running(*small_model(("Q4_1",)), 2) as runner:
+        assert np.array_equal(all_logits(runner, tokens, len(tokens)), all_logits(runner, tokens, 7))

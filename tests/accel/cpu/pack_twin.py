@@ -1,4 +1,6 @@
-"""Blocks of a model file taken apart: raw bytes -> (q, header, subs) of `layouts`.
+"""The NumPy twin of the packing kernels: blocks of a model file taken apart, then laid out as `layouts` says.
+
+raw bytes -> (q, header, subs):
 
 q: uint8 [rows, blocks, 32]; header: uint16 [rows, supers, 1 or 2], f16 bits of d and m; subs: uint8 [rows, blocks, n],
 sub-scales of the block (or of both halves), then sub-minimums; n may be 0.  Block layouts: ggml's, public facts.
@@ -12,16 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.cpu.file_blocks import FILE_BLOCK
+from pantheon.accel.cpu.layouts import BLOCK, FLOATS, KINDS, ROWS, Kind
+
 U8 = NDArray[Any]  # uint8; NumPy's shifts by a Python int lose the type for mypy
 Parts = tuple[U8, NDArray[np.uint16], U8]
-
-#: values and bytes of one block in the file
-FILE_BLOCK: dict[str, tuple[int, int]] = {
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
-    "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
-}  # fmt: skip
-
 
 def _halves(x: U8, first: int, end: int) -> NDArray[np.uint16]:
     """Bytes first … end-1 of each block as uint16."""
@@ -130,3 +127,59 @@ UNPACK: dict[str, Callable[[U8], Parts]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _q4_0, "IQ4_XS": _iq4_xs,
 }  # fmt: skip
+
+
+def packed(type_name: str, rows: U8, cols: int) -> tuple[U8, U8]:
+    """(quants, scales) uint8 of the rows of a file, [n_rows, row bytes]."""
+    groups = -(-len(rows) // ROWS)
+    whole = _whole_groups(rows)
+    if type_name in FLOATS:
+        dtype = np.uint32 if FLOATS[type_name] == 4 else np.uint16
+        turned = np.ascontiguousarray(whole).view(dtype).reshape(groups, ROWS, cols).transpose(0, 2, 1)
+        return np.ascontiguousarray(turned).reshape(-1).view(np.uint8), np.zeros(0, np.uint8)
+    kind = KINDS[type_name]
+    quants, scales = (np.zeros(n, np.uint8) for n in kind.packed_bytes(len(rows), cols))
+    blocks = cols // BLOCK
+    q = quants.view(np.uint32).reshape(groups, blocks, -1, ROWS)
+    planes = scales.reshape(groups, blocks // kind.sup, -1)
+    _pack_groups(kind, whole, q, planes)
+    if len(rows) % ROWS:  # rows that are not there are zero in every plane
+        planes[-1, :, kind.header_bytes :].reshape(blocks // kind.sup, -1, ROWS)[..., len(rows) % ROWS :] = 0
+    return quants, scales
+
+
+def _whole_groups(rows: U8) -> U8:
+    """Zero rows up to the next group."""
+    missing = -len(rows) % ROWS
+    return np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)]) if missing else rows
+
+
+def _pack_groups(kind: Kind, rows: U8, quants: NDArray[np.uint32], scales: U8) -> None:
+    file_bytes = FILE_BLOCK[kind.name][1]
+    values, header, subs = UNPACK[kind.name](rows.reshape(len(rows), -1, file_bytes))
+    groups, blocks = quants.shape[:2]
+    quads = np.ascontiguousarray(values).view(np.uint32).reshape(groups, ROWS, blocks, 8).transpose(0, 2, 3, 1)
+    _bit_planes(quads, kind.base_bits, 0, quants[:, :, : kind.base_bits])
+    if kind.high_bits:
+        _bit_planes(quads, kind.high_bits, kind.base_bits, quants[:, :, kind.base_bits :])
+    supers = blocks // kind.sup
+    h = scales[..., : kind.header_bytes].view(np.uint16).reshape(groups, supers, -1, ROWS)
+    h[:] = header.reshape(groups, ROWS, supers, -1).transpose(0, 2, 3, 1)
+    if kind.subs:
+        to = scales[..., kind.header_bytes :].reshape(groups, supers, kind.sup, -1, ROWS)
+        to[:] = subs.reshape(groups, ROWS, supers, kind.sup, -1).transpose(0, 2, 3, 4, 1)
+
+
+def _bit_planes(quads: NDArray[np.uint32], width: int, shift: int, out: NDArray[np.uint32]) -> None:
+    """Bits shift … shift+width-1 of each byte of 8 quads into `width` words."""
+    if width == 8:
+        out[:] = quads
+        return
+    mask = np.uint32(((1 << width) - 1) * 0x01010101)
+    for p in range(8):
+        word, at = divmod(p * width, 8)
+        bits = (quads[:, :, p] >> np.uint32(shift)) & mask
+        if at == 0:
+            out[:, :, word] = bits
+        else:
+            out[:, :, word] |= bits << np.uint32(at)

@@ -1,0 +1,92 @@
+"""How many bytes a plan takes on this executor: the one place that allocation and prediction both read.
+
+Knows plans and weight types, not files; allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pantheon.accel.cpu import fields as at
+from pantheon.accel.cpu.arena import LINE, round_up
+from pantheon.accel.cpu.layouts import ACT_BYTES, ROWS
+from pantheon.accel.cpu.pack import packed_bytes
+from pantheon.accel.cpu.table import kv_units, stride
+from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.builder import Plan
+from pantheon.plan.ops import Attend, MatMul
+from pantheon.plan.state_spec import KVType
+
+#: the most columns of one forward, and of them the most whose logits are computed at once
+MAX_COLUMNS, MAX_WANTED = 256, 32
+#: positions are reserved in steps of the attention's block
+_POSITIONS = 64
+_PAGE = 4096
+
+
+# --- weights and tables --------------------------------------------------------------------------------------------
+def vector(v: Vector) -> int:
+    """A norm weight or bias: a product's bias is read 16 rows at a time."""
+    return 4 * round_up(v.size, ROWS)
+
+
+def weights(plan: Plan, types: Mapping[Matrix, str]) -> int:
+    """The arena that holds every weight, packed."""
+    planes = [packed_bytes(types[m], m.rows, m.cols) for m in plan.matrices()]
+    return sum(round_up(n, LINE) for n in [*map(vector, plan.vectors()), *(n for both in planes for n in both)])
+
+
+def tables(plan: Plan, n_ctx: int) -> int:
+    """cos and sin of every rope."""
+    return sum(8 * (spec.n_rot // 2) * n_ctx for spec in plan.ropes)
+
+
+# --- scratch -------------------------------------------------------------------------------------------------------
+def buffer_rows(plan: Plan) -> dict[Buffer, int]:
+    """Columns of each buffer: those of the head are needed only for wanted columns."""
+    body = {b for op in plan.body for b in vars(op).values() if isinstance(b, Buffer)} | {plan.hidden}
+    return {b: MAX_COLUMNS if b in body else MAX_WANTED for b in plan.buffers}
+
+
+def staging(plan: Plan) -> int:
+    """A copy of the widest input of a product, for products that write what they read."""
+    return MAX_COLUMNS * max((stride(op.x.width) for op in plan.ops() if isinstance(op, MatMul)), default=0)
+
+
+def activations(plan: Plan) -> int:
+    """One quantised input of a product."""
+    widest = max((op.x.width for op in plan.ops() if isinstance(op, MatMul)), default=32)
+    return round_up(widest, 32) // 32 * ACT_BYTES * MAX_COLUMNS
+
+
+def per_thread(plan: Plan) -> int:
+    """What attention keeps for itself on each thread."""
+    dims = [op.head_dim for op in plan.ops() if isinstance(op, Attend)]
+    dims += [spec.k_dim for spec in plan.state.kv]
+    return round_up(32 * round_up(max(dims, default=16), 16) + _PAGE, _PAGE)
+
+
+def scratch(plan: Plan, threads: int) -> int:
+    """Everything that a forward writes beside KV rows."""
+    pieces = [rows * stride(b.width) for b, rows in buffer_rows(plan).items()]
+    pieces += [staging(plan), activations(plan), 8 * at.CONTEXT_WORDS, *[4 * MAX_COLUMNS] * 4]
+    total = sum(round_up(n, LINE) for n in pieces)
+    return round_up(total, _PAGE) + threads * per_thread(plan)
+
+
+# --- KV ------------------------------------------------------------------------------------------------------------
+def slot(plan: Plan, n_ctx: int, kv_type: KVType) -> int:
+    """KV rows of one conversation of up to n_ctx positions."""
+    return round_up(round_up(n_ctx, _POSITIONS) * kv_units(plan, kv_type)[-1][0], _PAGE)
+
+
+def predict(
+    plan: Plan, types: Mapping[Matrix, str], *, n_ctx: int, n_slots: int, kv_type: KVType, threads: int
+) -> dict[str, int]:
+    """Bytes by part, as `CpuRunner.memory` and `CpuState.nbytes` report them once it is loaded."""
+    return {
+        "weights": weights(plan, types),
+        "scratch": scratch(plan, threads),
+        "tables": tables(plan, n_ctx),
+        "kv": n_slots * slot(plan, n_ctx, kv_type),
+    }
