@@ -78,7 +78,7 @@ def admit_turn(
 
     Order: the model's context (400, or CAP when allowed [X21]); nothing is refused for memory while nobody watches it
     [M199]; a sustained stall; a reserve that is touched already; then the costs against what is free on the host and on
-    the `dies` given.  A turn whose KV lies on accelerators (`costs.on_die`) has it from the load and costs nothing more.
+    the `dies` given.  A turn whose KV lies on accelerators (`costs.on_die`) has had it since the load: nothing is added.
 
     window: the ladder's clamp (0: none).  It cuts only what may be cut; a turn that may not is judged by bytes alone,
     because TIGHT never refuses by itself [M102, X18].
@@ -196,7 +196,7 @@ def admit_load(
     """
     places = [_Place(f"die {die.index}", costs, *_die_bytes(die)) for costs, die in dies]
     if watched:
-        places.insert(0, _Place("host", need, max(0, host.slack_bytes), host.reserve_bytes))
+        places.insert(0, _Place("the " + host.bound_by, need, max(0, host.slack_bytes), host.reserve_bytes))
     if not places:
         return LoadDecision(True, need.bytes_for(want_ctx), 0, 0, want_ctx, "", "nobody watches the memory")
     largest = int(max(0, min(want_ctx, *(place.largest for place in places))))

@@ -73,6 +73,8 @@ class MemWatch:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._told_stale = False
+        self._level_since_s = clock.monotonic()
+        self._sources: tuple[Callable[[], None], ...] = ()
         self.restarts = 0
         self.errors = 0
 
@@ -117,6 +119,10 @@ class MemWatch:
         """Seconds since the last look at the host; infinite before the first."""
         host = self._host
         return float("inf") if host is None else self._clock.monotonic() - host.at_s
+
+    def level_age_s(self) -> float:
+        """For how long the host has had its level."""
+        return self._clock.monotonic() - self._level_since_s
 
     def revive(self) -> bool:
         """Replace a thread that died; whether it was.  Readers call it, so that nobody has to watch the watcher."""
@@ -166,7 +172,9 @@ class MemWatch:
     # ---- writing --------------------------------------------------------------------------------------------------
 
     def poll_once(self) -> MemState:
-        """Look at the host now and publish.  Raises PantheonError when it can not be read."""
+        """Ask the sources, look at the host now and publish.  Raises PantheonError when it can not be read."""
+        for source in self._sources:
+            _guarded(source)
         host = host_state(self._read(self.root), self.thresholds, self._clock.monotonic())
         return self._publish(host=host)
 
@@ -190,6 +198,11 @@ class MemWatch:
     def drop_die(self, index: int) -> MemState:
         """Forget a die and publish."""
         return self._publish(drop=index)
+
+    def add_source(self, fn: Callable[[], None]) -> None:
+        """Call `fn()` before each look at the host: it may push dies in with `set_die`."""
+        with self._mu:
+            self._sources = (*self._sources, fn)
 
     def subscribe(self, fn: Listener) -> Callable[[], None]:
         """Call `fn(state)` after each publication, in the publishing thread, with no lock held; it must not block.
@@ -222,12 +235,10 @@ class MemWatch:
             self._told_stale = False
             before = Level.OK if old is None else old.level
             if host.level != before:
+                self._level_since_s = host.at_s
                 self._on_level(before, host.level, _why(host))
         for listener in self._listeners:
-            try:
-                listener(state)
-            except Exception:
-                _log.exception("a listener of the memory watcher failed")
+            _guarded(listener, state)
         return state
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -251,6 +262,14 @@ class MemWatch:
     def level_for(self, dies: tuple[int, ...] = ()) -> Level:
         """The level of a model on these dies: the worst of the host and of its own dies [X19]."""
         return self.state.level_for(dies)
+
+
+def _guarded(fn: Callable[..., None], *args: MemState) -> None:
+    """Call what others hung in: its faults are theirs, and must not end the watching."""
+    try:
+        fn(*args)
+    except Exception:
+        _log.exception("a listener of the memory watcher failed")
 
 
 def _why(host: HostState) -> str:

@@ -1,0 +1,364 @@
+"""From models to bytes and back: what a load or a turn of this very model costs, and whether memory allows it.
+
+The glue between plans and `pantheon.mem`, which knows neither plans nor models.  Every refusal carries the numbers
+that decided it: have, need and reserve [M202].  Must not know HTTP or the registry.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pantheon import log, settings
+from pantheon.accel.die import DieInfo
+from pantheon.engine import load
+from pantheon.engine.generate import PREFILL_CHUNK
+from pantheon.engine.scripted import PREFIX as SCRIPT
+from pantheon.engine.scripted import load_script
+from pantheon.errors import BadRequest, PantheonError, Unavailable
+from pantheon.formats.gguf import GGUFFile, open_gguf
+from pantheon.mem.admission import Decision, LoadDecision, Verdict, admit_load, admit_turn
+from pantheon.mem.costs import LoadCosts, TurnCosts
+from pantheon.mem.ladder import Ladder, LadderConfig, Rungs
+from pantheon.mem.mem_state import DieState, HostState, Level, MemState
+from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
+from pantheon.seams import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from pantheon.accel.executor import RunnerState
+    from pantheon.engine.model import Model
+    from pantheon.mem.memwatch import MemWatch
+
+#: Python objects of metadata and tokenizer, per vocabulary entry: measured with SmolLM2 (49152 entries, 21 MB)
+VOCAB_ENTRY_BYTES = 440
+#: what a load takes for a while beside the packed weights: kernel compilers of a cold start, blocks being unpacked
+LOAD_SPIKE_BYTES = 256 << 20
+_log = log.logger("mem")
+
+
+# ---- loads ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What loading a file would take, from its header alone.  `parts` are bytes: weights, scratch, tables, kv (one full
+    conversation), vocab; `dies` are those it was planned for, empty for the CPU."""
+
+    path: str
+    architecture: str
+    n_ctx: int
+    n_ctx_train: int
+    kv_type: str
+    parts: Mapping[str, int]
+    costs: LoadCosts
+    decision: LoadDecision
+    dies: tuple[int, ...] = ()
+
+    @property
+    def die_bytes(self) -> int:
+        """What the model is charged on its dies: all but the tokenizer, which lives on the host."""
+        return sum(size for part, size in self.parts.items() if part != "vocab")
+
+    def die_need(self, n_ctx: int) -> int:
+        """die_bytes for another context."""
+        return self.die_bytes + (n_ctx - self.n_ctx) * self.costs.bytes_per_token
+
+    def check(self) -> LoadPlan:
+        """Itself; raises PantheonError 507 with the numbers when it does not fit [M198, M202, X31]."""
+        if not self.decision.fits:
+            raise load_refusal(self)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready, for the dry run and GET /admin/plan."""
+        return {
+            "path": self.path,
+            "architecture": self.architecture,
+            "fits": self.decision.fits,
+            "n_ctx": self.n_ctx,
+            "n_ctx_train": self.n_ctx_train,
+            "kv_type": self.kv_type,
+            "bytes": dict(self.parts),
+            "spike_bytes": self.costs.spike_bytes,
+            "need_bytes": self.decision.need_bytes,
+            "have_bytes": self.decision.have_bytes,
+            "reserve_bytes": self.decision.reserve_bytes,
+            "largest_ctx": self.decision.largest_ctx,
+            "bound_by": self.decision.where,
+            "dies": list(self.dies),
+        }
+
+
+def plan_load(
+    path: str | Path,
+    *,
+    ctx: int | None = None,
+    kv_type: str | None = None,
+    executor: str = "cpu",
+    threads: int | None = None,
+    state: MemState | None = None,
+    dies: Sequence[DieInfo] = (),
+    fit_ctx: bool = False,
+) -> LoadPlan:
+    """Read a file's header and decide whether it could be loaded now; no weight is touched.
+
+    Arguments as for load_model.  state: what the watcher sees; None, or one that is not alive, leaves the host out
+    [M199].  dies: where it would go; their budgets are added up, because a plan is split over them by layer.  fit_ctx:
+    take the largest context that fits instead of refusing [X31].
+
+    Raises what load_model raises for a file that can not be loaded.
+    """
+    if str(path).startswith(SCRIPT):
+        return _plan_script(str(path))
+    with open_gguf(path) as file:
+        plan = load.plan_of(file)
+        load.tokenizer_of(file, plan)
+        n_ctx = load.pick_ctx(ctx, plan)
+        kv = load.pick_kv_type(kv_type, executor, file, plan)
+        architecture = str(file.metadata["general.architecture"])
+        parts = predict(plan, file, executor, threads, n_ctx, kv)
+        spike = load_spike(max((len(file.data(name)) for name in file.tensors), default=0))
+    costs = load_costs(parts, n_ctx, spike)
+    decision = _decide_load(costs, parts, state, dies, n_ctx)
+    if fit_ctx and not decision.fits and decision.largest_ctx >= 2:
+        return plan_load(
+            path, ctx=decision.largest_ctx, kv_type=kv_type, executor=executor, threads=threads, state=state, dies=dies
+        )
+    numbers = tuple(die.index for die in dies)
+    return LoadPlan(str(path), architecture, n_ctx, plan.n_ctx_train, kv.value, parts, costs, decision, numbers)
+
+
+def predict(plan: Plan, file: GGUFFile, executor: str, threads: int | None, n_ctx: int, kv: KVType) -> dict[str, int]:
+    """Bytes by part of one model with one conversation."""
+    die = load.pick_executor(executor, threads)
+    types = {name: info.type.name for name, info in file.tensors.items()}
+    if hasattr(die, "predict"):
+        try:
+            parts: dict[str, int] = dict(die.predict(plan, types, n_ctx=n_ctx, n_slots=1, kv_type=kv))
+        except KeyError:
+            # a tensor that is missing or of a type without kernels: the load itself says so
+            parts = {"weights": sum(len(file.data(name)) for name in file.tensors)}
+    else:
+        weights = 4 * sum(m.rows * m.cols for m in plan.matrices()) + 4 * sum(v.size for v in plan.vectors())
+        scratch = plan.column_bytes() * PREFILL_CHUNK + 4 * plan.n_vocab
+        parts = {"weights": weights, "scratch": scratch, "tables": 0, "kv": plan.state.slot_bytes(kv, n_ctx)}
+    return {**parts, "vocab": VOCAB_ENTRY_BYTES * plan.n_vocab}
+
+
+def load_costs(parts: Mapping[str, int], n_ctx: int, spike_bytes: int = 0) -> LoadCosts:
+    """Predicted parts as costs; what grows with the context is told apart by dividing it [M196]."""
+    return LoadCosts(
+        weights_bytes=parts["weights"] + parts.get("vocab", 0),
+        kv_bytes_per_token=math.ceil(parts.get("kv", 0) / n_ctx),
+        scratch_bytes=parts.get("scratch", 0),
+        table_bytes_per_token=math.ceil(parts.get("tables", 0) / n_ctx),
+        spike_bytes=spike_bytes,
+    )
+
+
+def load_spike(largest_tensor_bytes: int) -> int:
+    """Host bytes that a load takes for a while: what was set, else computed for this file and at most the default.
+
+    2.4 GiB was one engine's burst on one machine [M198]; ours unpacks a tensor at a time.
+    """
+    limit = int(settings.get("PN_LOAD_SPIKE_BYTES"))
+    if os.environ.get("PN_LOAD_SPIKE_BYTES"):
+        return limit
+    return min(limit, LOAD_SPIKE_BYTES + largest_tensor_bytes)
+
+
+def _decide_load(
+    costs: LoadCosts, parts: Mapping[str, int], state: MemState | None, dies: Sequence[DieInfo], n_ctx: int
+) -> LoadDecision:
+    host = state.host if state is not None else HostState(0, 0)
+    shares = []
+    if dies:
+        share = load_costs({**parts, "vocab": 0}, n_ctx)
+        total, budget = sum(die.total_bytes for die in dies), sum(die.budget_bytes for die in dies)
+        free = sum(die.free_bytes for die in dies)
+        shares.append((share, DieState(dies[0].index, total, free, Level.OK, budget)))
+    return admit_load(costs, host, shares, want_ctx=n_ctx, watched=state is not None and state.alive)
+
+
+def _plan_script(path: str) -> LoadPlan:
+    model = load_script(path)
+    free = LoadDecision(True, 0, 0, 0, model.n_ctx)
+    return LoadPlan(path, model.architecture, model.n_ctx, model.n_ctx, "f32", {"weights": 0}, LoadCosts(0), free)
+
+
+def load_refusal(plan: LoadPlan) -> PantheonError:
+    """507 with the numbers, and the longest context that would do."""
+    found = plan.decision
+    short = found.need_bytes - found.have_bytes
+    hint = (
+        f"a context of {found.largest_ctx} tokens would fit"
+        if found.largest_ctx >= 2
+        else f"free {size_text(short)} first, or use a smaller model"
+    )
+    spike = f", {size_text(plan.costs.spike_bytes)} of it while it loads" if plan.costs.spike_bytes else ""
+    return PantheonError(
+        f"{plan.path}: needs {size_text(found.need_bytes)} with a context of {plan.n_ctx} tokens{spike}, but "
+        f"{found.where} has {size_text(found.have_bytes)} above its reserve of {size_text(found.reserve_bytes)}: {hint}",
+        status=507, type="invalid_request_error", code="out_of_memory", param="ctx",
+        need_bytes=found.need_bytes, have_bytes=found.have_bytes, reserve_bytes=found.reserve_bytes,
+        largest_ctx=found.largest_ctx,
+    )  # fmt: skip
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / (1 << 30):.2f} GiB" if abs(nbytes) >= 1 << 28 else f"{nbytes / (1 << 20):.1f} MiB"
+
+
+# ---- turns ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Gate:
+    """What memory allows one entry: its ladder, and the admission of its turns.  Safe to use from several threads.
+
+    watch None: nobody looks at memory, nothing is refused for it [M199].  `evict` gives idle conversations up and
+    returns how many went; None when there is nothing to give up.
+    """
+
+    model: Model
+    watch: MemWatch | None = None
+    dies: tuple[int, ...] = ()
+    name: str = ""
+    max_slots: int = 1
+    can_quantise_kv: bool = False
+    evict: Callable[[], int] | None = None
+    clock: Clock = SYSTEM_CLOCK
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        #: guards _ladder, _columns and counts; nothing is called while it is held but the log
+        self._lock = threading.Lock()
+        config = LadderConfig(
+            max_slots=self.max_slots,
+            window=self.model.n_ctx,
+            can_quantise_kv=self.can_quantise_kv,
+            can_evict=self.evict is not None,
+        )
+        self._ladder = Ladder(config, enabled=not settings.get("PN_LADDER_DISABLE"), log=self._say)
+        self._columns = 0
+
+    def _say(self, line: str) -> None:
+        down = self.watch is not None and self.watch.level_for(self.dies) > Level.OK
+        (_log.warning if down else _log.info)("%s %s", line, log.fields(model=self.name or self.model.name))
+
+    # ---- the ladder -------------------------------------------------------------------------------------------
+
+    def step(self, state: MemState | None = None) -> Rungs:
+        """Look at the level of this model and move the ladder; the rungs that are on."""
+        if self.watch is None:
+            return self._ladder.rungs
+        level = (state or self.watch.state).level_for(self.dies)
+        with self._lock:
+            return self._ladder.step(level, self.clock.monotonic())
+
+    @property
+    def rungs(self) -> Rungs:
+        """The rungs that are on, as of the last step."""
+        return self._ladder.rungs
+
+    @property
+    def transitions(self) -> int:
+        """How often the rungs have changed."""
+        return self._ladder.transitions
+
+    # ---- turns ------------------------------------------------------------------------------------------------
+
+    def costs(self, state: RunnerState, warm_tokens: int = 0) -> TurnCosts:
+        """What a turn on this state costs [X16]: its own KV rows, and the scratch that no turn has touched yet."""
+        runner = self.model.runner
+        columns = min(PREFILL_CHUNK, runner.max_columns)
+        scratch = runner.memory().get("scratch", 0)
+        return TurnCosts(
+            kv_bytes_per_token=math.ceil(state.nbytes() / max(1, state.n_slots * state.n_ctx)),
+            column_bytes=math.ceil(scratch / max(1, runner.max_columns)),
+            max_columns=columns,
+            resident_tokens=warm_tokens,
+            resident_columns=self._columns,
+        )
+
+    def admit(
+        self,
+        state: RunnerState,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        *,
+        cap_allowed: bool = False,
+        warm_tokens: int = 0,
+    ) -> Decision:
+        """Decide on a turn, before any of it runs: ADMIT, or CAP to `fit_tokens` where the caller allows that [M200].
+
+        Idle conversations are given up before a turn is refused for them.  Raises BadRequest
+        `context_length_exceeded` or Unavailable `memory_critical`, with the numbers.
+        """
+        self.step()
+        decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens)
+        if decision.status == 503 and self.evict is not None and self.watch is not None and self.evict():
+            self.watch.poll_once()
+            decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, 0)
+        with self._lock:
+            self.counts[decision.verdict.value] = self.counts.get(decision.verdict.value, 0) + 1
+            if decision.admitted:
+                self._columns = max(self._columns, min(PREFILL_CHUNK, prompt_tokens))
+        if decision.verdict is Verdict.REJECT:
+            raise turn_refusal(decision, prompt_tokens, self.model.n_ctx, self._retry_after())
+        return decision
+
+    def _decide(
+        self, state: RunnerState, prompt_tokens: int, max_tokens: int | None, cap_allowed: bool, warm_tokens: int
+    ) -> Decision:
+        seen = self.watch.state if self.watch is not None else MemState(HostState(0, 0))
+        rungs = self._ladder.rungs
+        return admit_turn(
+            self.costs(state, warm_tokens),
+            seen,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            n_ctx=state.n_ctx,
+            cap_allowed=cap_allowed,
+            window=rungs.prefill_window if "3" in rungs.on else 0,
+            psi_full_reject=self.watch.thresholds.psi_full_reject if self.watch is not None else 100.0,
+        )
+
+    def _retry_after(self) -> int:
+        """Seconds until it may be worth another try: a stall's average falls by e in ten seconds; scarce bytes come
+        back when an answer or a load ends, which is guessed from how long they have been scarce [X08]."""
+        if self.watch is None:
+            return 1
+        host, limit = self.watch.state.host, self.watch.thresholds.psi_full_reject
+        if host.psi_full_avg10 >= limit:
+            return int(min(60, max(1, math.ceil(10 * math.log(host.psi_full_avg10 / limit) + 1))))
+        return int(min(60, max(2, round(self.watch.level_age_s() / 2))))
+
+
+def turn_refusal(decision: Decision, prompt_tokens: int, n_ctx: int, retry_after: int) -> PantheonError:
+    """The HTTP answer to a REJECT: 400 when asking again would not help, else 503 with Retry-After [X10, X21]."""
+    if decision.status == 400:
+        return BadRequest(
+            f"This model's maximum context length is {n_ctx} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages."
+            if decision.reason == "context"
+            else f"{prompt_tokens} tokens need {size_text(decision.need_bytes)}: {decision.reason}, which has room for "
+            f"{decision.fit_tokens} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded", param="messages",
+            n_prompt_tokens=prompt_tokens, n_ctx=n_ctx, fit_tokens=decision.fit_tokens,
+        )  # fmt: skip
+    return Unavailable(
+        f"not enough memory for this request: {decision.reason} (it needs {size_text(decision.need_bytes)}, "
+        f"{size_text(decision.have_bytes)} are free above the reserve of {size_text(decision.reserve_bytes)}); retry "
+        f"in {retry_after} s",
+        code="memory_critical", retry_after=retry_after, reason=decision.reason,
+        have_bytes=decision.have_bytes, need_bytes=decision.need_bytes, reserve_bytes=decision.reserve_bytes,
+        fit_tokens=decision.fit_tokens,
+    )  # fmt: skip
