@@ -6,8 +6,7 @@ Works on one slot of a state that the caller owns; the caller holds the right to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 128
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One sampled token: `n` counts from 1, `is_last` says that the loop ends with it; logprob and top are filled when
     the parameters asked for them."""
 
@@ -82,7 +80,7 @@ def generate(
     if not prompt_ids:
         raise BadRequest("the prompt is empty: this model adds no begin token", param="prompt")
     check_fits(len(prompt_ids), state.n_ctx)
-    sampler = Sampler(params, model.n_vocab, constraint)
+    sampler = Sampler(params, model.n_vocab, constraint, model.new_draw)
     sampler.prime(prompt_ids)
     if reused:
         state.truncate(slot, reused)
@@ -91,6 +89,9 @@ def generate(
     held = [] if held is None else held
     sampled = _prefill(model, state, prompt_ids, slot, reused, held, sampler, cancelled, on_prefill, chunk)
     limit = min(max_tokens, state.n_ctx - len(prompt_ids))
+    step = Columns.of_slot([0], 0, slot=slot)
+    out = np.empty((1, model.n_vocab), np.float32)
+    row = out[0]
     slow_s = settings.get("PN_SLOW_DECODE_MS") / 1000
     for n in range(1, limit + 1):
         sampler.accept(sampled.token)
@@ -103,10 +104,10 @@ def generate(
             seams.SYSTEM_CLOCK.sleep(slow_s)
         if cancelled():
             raise Cancelled("cancelled while decoding")
-        step = Columns.of_slot([sampled.token], len(prompt_ids) + n - 1, slot=slot)
-        logits = model.forward(state, step)[0]
+        step.tokens[0], step.positions[0] = sampled.token, len(prompt_ids) + n - 1
+        model.forward(state, step, out)
         held.append(sampled.token)
-        sampled = sampler.sample(_nameable(model, logits))
+        sampled = sampler.sample(_nameable(model, row))
 
 
 def _prefill(
@@ -140,5 +141,6 @@ def _prefill(
 
 def _nameable(model: Model, logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows that pad the output matrix beyond the vocabulary are no tokens."""
-    logits[model.tokenizer.n_vocab :] = -np.inf
+    if len(logits) > model.tokenizer.n_vocab:
+        logits[model.tokenizer.n_vocab :] = -np.inf
     return logits

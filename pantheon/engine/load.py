@@ -12,6 +12,7 @@ from typing import Any
 from pantheon import seams
 from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
+from pantheon.engine.sampler import NewDraw
 from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.engine.scripted import load_script
 from pantheon.errors import BadRequest, ModelFileError, PantheonError
@@ -91,15 +92,26 @@ def load_model(
         runner = _upload(die, plan, file, n_ctx, kv, progress)
         template = template_of(file, tokenizer)
         name, arch = model_name(file), str(file.metadata["general.architecture"])
+    new_draw = None
     try:
+        if executor == "cpu":
+            new_draw = _kernel_draw(progress)
         runner.warm_up(progress)
     except BaseException:
         runner.close()
         raise
     return Model(
         name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
-        tokenizer=tokenizer, template=template, n_ctx=n_ctx,
+        tokenizer=tokenizer, template=template, n_ctx=n_ctx, new_draw=new_draw,
     )  # fmt: skip
+
+
+def _kernel_draw(progress: Progress | None) -> NewDraw:
+    """The cpu executor's way of drawing tokens, compiled."""
+    from pantheon.accel.cpu import drawing, kernels
+
+    kernels.prepare([drawing.KEY], 1, progress)
+    return drawing.new_draw
 
 
 def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, progress: Progress | None) -> Runner:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pantheon import seams
 from pantheon.accel.executor import Columns, Runner, RunnerState
 from pantheon.engine.generate import check_fits, generate
-from pantheon.engine.sampler import SamplingParams
+from pantheon.engine.sampler import NewDraw, SamplingParams
 from pantheon.errors import BadRequest, Unavailable
 from pantheon.plan.builder import Plan
 from pantheon.text.detokenizer import Detokenizer
@@ -53,11 +53,14 @@ class Model:
         tokenizer: Tokenizer,
         template: Any,
         n_ctx: int,
+        new_draw: NewDraw | None = None,
     ) -> None:
         self.name, self.path, self.architecture = name, path, architecture
         self.plan, self.runner = plan, runner
         self.tokenizer, self.template = tokenizer, template
         self.n_ctx, self.n_vocab = n_ctx, plan.n_vocab
+        #: how the samplers of this model draw when they can; None: in NumPy
+        self.new_draw = new_draw
         # the turn: guards the runner, so that one forward is in flight; held for one forward, never while sampling
         self._turn = threading.Lock()
         self._closed = False
@@ -66,13 +69,20 @@ class Model:
         """A state for n_slots conversations of up to n_ctx positions."""
         return self.runner.new_state(n_slots, self.n_ctx)
 
-    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
-        """One forward under the turn: float32 [n_wanted, n_vocab], the caller's own copy."""
+    def forward(
+        self, state: RunnerState, columns: Columns, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """One forward under the turn: float32 [n_wanted, n_vocab], the caller's own copy; in `out` when given, which
+        spares the page faults of fresh memory."""
         with self._turn:
             if self._closed:
                 raise Unavailable(f"model {self.name} is closed", code="model_closed")
             seams.hit("forward")
-            return self.runner.forward(state, columns).copy()
+            logits = self.runner.forward(state, columns)
+            if out is None:
+                return logits.copy()
+            np.copyto(out, logits)
+            return out
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; control markers in it stay text unless parse_special."""

@@ -17,9 +17,9 @@ The order is fixed:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +95,16 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise BadRequest(f"{name} must be a number {span}, not {value:g}", param=name)
 
 
-@dataclass(frozen=True)
-class Sampled:
+class NewDraw(Protocol):
+    """Makes a function that draws: float32 [n_vocab] logits and a point in [0, 1) -> the id that the module's order
+    chooses, -1 for a row that is refused.  None for parameters that it does not serve."""
+
+    def __call__(
+        self, top_k: int, top_p: float, min_p: float, temperature: float
+    ) -> Callable[[NDArray[np.float32], float], int] | None: ...
+
+
+class Sampled(NamedTuple):
     """A chosen token; `logprob` and `top` (id, logprob), most likely first, are filled when asked for."""
 
     token: int
@@ -130,8 +138,15 @@ class Sampler:
     The same params (with a seed), prompt and rows give the same tokens, in any company.  Not thread-safe: one owner.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, constraint: Constraint | None = None) -> None:
-        """Raises BadRequest (logit_bias) for a token id outside the vocabulary."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        constraint: Constraint | None = None,
+        new_draw: NewDraw | None = None,
+    ) -> None:
+        """`new_draw`: an executor's own way to draw; the choices are the same.  Raises BadRequest (logit_bias) for a
+        token id outside the vocabulary."""
         self.params = params
         self.n_vocab = n_vocab
         self.constraint = constraint
@@ -144,6 +159,8 @@ class Sampler:
         self._counts: dict[int, int] = {}
         self._edits = bool(len(self._bias_ids)) or self._repeats or self._counting or constraint is not None
         self._scratch = np.empty(n_vocab, np.float32) if self._edits else None
+        p = params
+        self._kernel = new_draw(p.top_k, p.top_p, p.min_p, p.temperature) if new_draw else None
 
     def prime(self, prompt_ids: Sequence[int]) -> None:
         """Begin an answer to this prompt: the repeat window starts with it, the output counts are empty."""
@@ -171,9 +188,13 @@ class Sampler:
         if logits.shape != (self.n_vocab,):
             raise ValueError(f"logits of shape {logits.shape}, expected ({self.n_vocab},)")
         row = self._edited(logits) if self._edits else logits
+        if self._kernel is not None:
+            token = self._kernel(row, self._random.random())
+            if token >= 0:
+                return self._report(logits, token)
         best = int(row.argmax())
         _check_best(float(row[best]))
-        token = best if self.params.temperature == 0 else self._draw(row, float(row[best]))
+        token = best if self.params.temperature == 0 else self._draw(row, float(row[best]), self._random.random())
         return self._report(logits, token)
 
     def _edited(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -194,11 +215,11 @@ class Sampler:
             self.constraint.mask(row)
         return row
 
-    def _draw(self, row: NDArray[np.float32], best: float) -> int:
+    def _draw(self, row: NDArray[np.float32], best: float, point: float) -> int:
         p = self.params
-        point = self._random.random()
         floor = filters.min_p_floor(best, p.min_p)
-        if 0 < p.top_k < self.n_vocab:
+        # a top_k beyond the vocabulary is off, unless there is so little to sort that one order serves all
+        if 0 < p.top_k < max(self.n_vocab, 1024):
             ids = filters.top_ids(row, p.top_k)
             values = row[ids]
             reached = filters.masses(values, best, 1.0).cumsum()
