@@ -87,31 +87,49 @@ class DieManager:
         last = len(self._places) - 1
         return f"dies: there is no die {index}: they are numbered from 0 to {last} ({among})"
 
-    def pick(self, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None) -> tuple[int, ...]:
+    def pick(
+        self, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None, owner: str | None = None
+    ) -> tuple[int, ...]:
         """Where a model of that size goes; binds nothing.
 
         need: bytes of each die in order, one number for a single die, or a function of the dies' budgets.  dies: the
-        ones asked for; None lets the manager choose the fewest free dies that fit, the tightest fit first.
+        ones asked for, free or the owner's; None lets the manager choose the fewest free dies that fit, the tightest
+        fit first.
 
         Raises PantheonError: 400 no such die, 409 a die is taken, 507 it does not fit; then with the bytes.
         """
         with self._lock:
-            if dies is not None:
-                self.check(dies)
-                self._need_free_locked(dies)
-                budgets = [self._places[i].budget for i in dies]
-                if not _fits(_needs(need, budgets), budgets):
-                    raise self._too_big(need, list(dies))
-                return tuple(dies)
-            free = [i for i, p in enumerate(self._places) if p.die.kind == "virtual" and p.model is None]
-            if not free:
-                raise PantheonError(
-                    f"all {len(self._places)} dies are taken; unload a model first", status=507, code="no_free_die"
-                )
-            found = self._choose(need, free)
-            if found is None:
-                raise self._too_big(need, free)
+            return self._pick_locked(need, dies, owner)
+
+    def take(self, owner: str, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Pick and bind in one, so that no other load can come between."""
+        with self._lock:
+            found = self._pick_locked(need, dies, owner)
+            charges = _needs(need, [self._places[i].budget for i in found]) or ()
+            for i, charge in zip(found, charges, strict=True):
+                self._places[i].model, self._places[i].charged = owner, charge
             return found
+
+    def _pick_locked(
+        self, need: int | Sequence[int] | Need, dies: Sequence[int] | None, owner: str | None
+    ) -> tuple[int, ...]:
+        if dies is not None:
+            self.check(dies)
+            self._need_free_locked(dies, owner)
+            budgets = [self._places[i].budget for i in dies]
+            if not _fits(_needs(need, budgets), budgets):
+                raise self._too_big(need, list(dies))
+            return tuple(dies)
+        free = [i for i, p in enumerate(self._places) if p.die.kind == "virtual" and p.model is None]
+        if not free:
+            raise PantheonError(
+                f"all {len(self._places)} dies are taken; unload a model first", status=507, code="no_free_die",
+                type="invalid_request_error",
+            )  # fmt: skip
+        found = self._choose(need, free)
+        if found is None:
+            raise self._too_big(need, free)
+        return found
 
     def _choose(self, need: int | Sequence[int] | Need, free: list[int]) -> tuple[int, ...] | None:
         roomy = sorted(free, key=lambda i: (-self._places[i].budget, i))

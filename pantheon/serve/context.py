@@ -6,6 +6,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pantheon.accel.die_manager import DieManager
+from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.loading import LoadOptions
 from pantheon.serve.metrics import Metrics
@@ -33,6 +35,16 @@ class App:
     loop_guard: int = LOOP_GUARD
     early_head_s: float = 0.5
     clock: Clock = SYSTEM_CLOCK
+
+    @property
+    def dies(self) -> DieManager:
+        """The dies that models are placed on."""
+        return self.registry.dies
+
+    @property
+    def memwatch(self) -> MemWatch | None:
+        """What watches the memory of host and dies; None when nothing does."""
+        return self.load_options.watch
 
 
 def new_id(prefix: str) -> str:

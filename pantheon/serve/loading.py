@@ -1,21 +1,29 @@
-"""Loading models into the registry: at start in the background, at run time for the admin API; one code path.
+"""Loading models into the registry and freeing them: at start and at run time; one code path.
 
-Must not know HTTP.
+A load has four phases, and the registry serves on through all of them: reserve the name and a place; find out what the
+model takes, admit it and bind dies; move the weights, one load at a time; publish.  Whatever fails gives back all that
+was taken [M057-M062, M204].  Must not know HTTP.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pantheon import log
+from pantheon import log, seams
 from pantheon.accel.executor import RunnerState
+from pantheon.engine.footprint import Footprint, footprint
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
+from pantheon.engine.prefix_cache import SLOTS, PrefixCache
 from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import ModelFileError, PantheonError
+from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK
 from pantheon.serve.registry import Entry, Registry
 
@@ -27,22 +35,24 @@ Report = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model to load: a GGUF path or `script:FILE.json`, its name, and the dies it is placed on (none: CPU)."""
+    """One model to load: a GGUF path or `script:FILE.json`, its name, and the dies it is placed on: () for the CPU,
+    None to have them chosen."""
 
     path: str
     name: str
-    dies: tuple[int, ...] = ()
+    dies: tuple[int, ...] | None = None
     ctx: int | None = None
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What holds for every load of a server."""
+    """What holds for every load of a server.  `watch`: the memory that loads are admitted against; None for none."""
 
     ctx: int | None = None
     threads: int | None = None
     kv_type: str | None = None
     executor: str = "cpu"
+    watch: MemWatch | None = None
 
 
 def default_name(path: str) -> str:
@@ -60,7 +70,7 @@ def load_spec(registry: Registry, spec: ModelSpec, options: LoadOptions, report:
 def load_reserved(
     registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions, report: Report | None = None
 ) -> None:
-    """Load into a place that is reserved already.  Raises PantheonError after giving the place back."""
+    """Load into a place that is reserved already.  Raises PantheonError after giving back place, dies and memory."""
     began = SYSTEM_CLOCK.monotonic()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -68,54 +78,192 @@ def load_reserved(
         if report is not None:
             report(spec.name, stage, done, total)
 
+    model: Model | None = None
     try:
-        with registry.upload_lock:
-            model, state = _load(spec, options, progress)
-        registry.publish(entry, model, state)
+        with _naming(spec.path):
+            need = _place(registry, entry, spec, options)
+            with registry.upload_lock:
+                model = _upload(registry, entry, spec, options, progress)
+            state = _new_state(model)
+            cache = _new_cache(registry, entry, need, state, options)
+            seams.hit("publish")
+        registry.publish(entry, model, state, cache)
     except BaseException:
+        state = cache = None  # type: ignore[assignment]
+        if model is not None:
+            model.close()
+            model = None
+        registry.dies.unbind(entry.dies, entry.name)
         registry.withdraw(entry)
+        give_back()
         raise
     _log.info(
         "ready %s",
         log.fields(
-            model=spec.name, ctx=model.n_ctx, load_s=SYSTEM_CLOCK.monotonic() - began, architecture=model.architecture
+            model=spec.name, ctx=model.n_ctx, dies=list(entry.dies) or None,
+            load_s=SYSTEM_CLOCK.monotonic() - began, architecture=model.architecture,
         ),
+    )  # fmt: skip
+
+
+# ---- phases ---------------------------------------------------------------------------------------------------------
+
+
+def _place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions) -> Footprint:
+    """What it takes, whether it may, and where it goes: no lock of the registry is held for that [M058]."""
+    wanted = None if entry.auto else entry.dies
+    threads = registry.dies.threads(wanted or (), options.threads)
+    need = footprint(
+        spec.path, ctx=spec.ctx or options.ctx, executor=options.executor, threads=threads, kv_type=options.kv_type
+    )
+    seams.hit("admit")
+    dies = () if wanted == () else registry.dies.take(entry.name, need.need, wanted)
+    charged = sum(info.charged_bytes for info in registry.dies.snapshot() if info.index in dies)
+    registry.place(entry, dies, charged)
+    seams.hit("bind")
+    return need
+
+
+def _upload(
+    registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]
+) -> Model:
+    """Move the weights.  The caller holds upload_lock [M060, M145]."""
+    return load_model(
+        spec.path,
+        ctx=spec.ctx or options.ctx,
+        executor=options.executor,
+        threads=registry.dies.threads(entry.dies, options.threads),
+        kv_type=options.kv_type,
+        progress=progress,
     )
 
 
-def _load(
-    spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]
-) -> tuple[Model, RunnerState]:
-    """The model and its one conversation; what the system refuses becomes a fault that names the file."""
-    model = None
+def _new_state(model: Model) -> RunnerState:
+    """Room for several conversations; for one, when the system grants no more."""
+    seams.hit("state")
+    for n_slots in (SLOTS, 2):
+        with contextlib.suppress(MemoryError, OSError):
+            return model.new_state(n_slots)
+    return model.new_state(1)
+
+
+def _new_cache(
+    registry: Registry, entry: Entry, need: Footprint, state: RunnerState, options: LoadOptions
+) -> PrefixCache | None:
+    """The warm conversations of an entry; without one, every prompt is read in full [M062, M132]."""
     try:
-        model = load_model(
-            spec.path,
-            ctx=spec.ctx or options.ctx,
-            executor=options.executor,
-            threads=options.threads,
-            kv_type=options.kv_type,
-            progress=progress,
-        )
-        return model, model.new_state()
+        seams.hit("cache")
+        return PrefixCache(state, max_idle=_idle_tokens(registry, entry, need, options), token_bytes=need.token_bytes)
+    except Exception as fault:
+        _log.warning("no prefix cache %s", log.fields(model=entry.name, reason=f"{type(fault).__name__}: {fault}"))
+        return None
+
+
+def _idle_tokens(registry: Registry, entry: Entry, need: Footprint, options: LoadOptions) -> int | None:
+    """Tokens that idle conversations may hold: what is left of the dies' budgets, or a quarter of the host's slack."""
+    if not need.token_bytes:
+        return None
+    if not entry.dies:
+        watch = options.watch
+        return None if watch is None else max(0, watch.state.host.slack_bytes) // 4 // need.token_bytes
+    on = [info for info in registry.dies.snapshot() if info.index in entry.dies]
+    shares = need.shares([info.budget_bytes for info in on]) or ()
+    rooms = [
+        max(0, info.budget_bytes - info.charged_bytes) // share.token_bytes
+        for info, share in zip(on, shares, strict=False)
+        if share.token_bytes
+    ]
+    return min(rooms, default=0)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What the system refuses becomes a fault that names the file."""
+    try:
+        yield
     except FileNotFoundError:
-        raise ModelFileError(spec.path, "there is no such file", status=404, code="file_not_found") from None
+        raise ModelFileError(path, "there is no such file", status=404, code="file_not_found") from None
     except OSError as fault:
-        raise ModelFileError(spec.path, fault.strerror or "can not be read", code="file_unreadable") from fault
+        raise ModelFileError(path, fault.strerror or "can not be read", code="file_unreadable") from fault
     except MemoryError as fault:
-        if model is not None:
-            model.close()
-        raise ModelFileError(spec.path, "not enough memory to load it", status=507, code="out_of_memory") from fault
+        raise ModelFileError(path, "not enough memory to load it", status=507, code="out_of_memory") from fault
+
+
+# ---- freeing --------------------------------------------------------------------------------------------------------
+
+
+def unload(
+    registry: Registry,
+    name: str,
+    *,
+    timeout_s: float = 30.0,
+    force: bool = False,
+    slot: int | None = None,
+    dies: Sequence[int] | None = None,
+) -> list[Entry]:
+    """Unload a model, or one replica of it, and give its memory back; arguments and errors as in Registry.unload."""
+    gone = registry.unload(name, timeout_s=timeout_s, force=force, slot=slot, dies=dies)
+    for entry in gone:
+        free(registry, entry)
+    give_back()
+    _log.info("unloaded %s", log.fields(model=name, slots=[entry.index for entry in gone]))
+    return gone
+
+
+def free(registry: Registry, entry: Entry) -> None:
+    """Free a detached entry, in this order: prefix cache, scheduler, die binding, state, model [M069].
+
+    A step that fails is logged and does not keep the others from running.
+    """
+
+    def cache() -> None:
+        if entry.prefix_cache is not None:
+            entry.prefix_cache.close()
+        entry.prefix_cache = None
+
+    def scheduler() -> None:
+        entry.sched = None
+
+    def binding() -> None:
+        registry.dies.unbind(entry.dies, entry.name)
+
+    def state() -> None:
+        entry.state = None
+
+    def model() -> None:
+        if entry.model is not None:
+            entry.model.close()
+        entry.model = None
+
+    for step in (cache, scheduler, binding, state, model):
+        try:
+            step()
+        except Exception:
+            _log.exception("can not free %s", log.fields(model=entry.name, part=step.__name__))
+
+
+def give_back() -> None:
+    """Let the system have the pages of what was freed."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        # glibc keeps freed memory for itself until it is told
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# ---- the start ------------------------------------------------------------------------------------------------------
 
 
 class StartUp:
     """Loads the models of the command line, one after the other, in a thread of its own [X22]."""
 
     def __init__(self, registry: Registry, specs: Sequence[ModelSpec], options: LoadOptions) -> None:
-        """Reserves every name at once.  Raises PantheonError for a duplicate or too many."""
+        """Reserves every name, and every die that is named, at once.  Raises PantheonError for a duplicate, for too
+        many and for dies that are not there or taken."""
         self._registry = registry
         self._options = options
         self._todo = [(registry.reserve(spec.name, spec.path, spec.dies), spec) for spec in specs]
+        for _, spec in self._todo:
+            registry.dies.hold(spec.dies or (), spec.name)
         self._thread = threading.Thread(target=self._run, name="load-models", daemon=True)
         self.failure: str | None = None
 

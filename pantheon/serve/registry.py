@@ -58,11 +58,13 @@ class Registry:
     # ---- loading ------------------------------------------------------------------------------------------------
 
     def reserve(self, name: str, path: str, dies: Sequence[int] | None = ()) -> Entry:
-        """Take a place and the name.  dies: () for the CPU, None when they are chosen later (`place`).
+        """Take a place and the name.  dies: () for the CPU, None when they are chosen later (`place`) if there are any.
 
         The same name on other dies is a replica; on the same ones, or with dies that nobody named, it is a duplicate
         [K11].  Raises PantheonError: 409 duplicate, 507 table full.
         """
+        if dies is None and not self.dies.usable:
+            dies = ()
         with self.lock:
             for entry in self._used():
                 if entry.name == name and _clash(entry, dies):
