@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pantheon.serve import admin, completions, health, models_api, openai_chat
+from pantheon.serve import admin, admin_views, completions, health, models_api, one_model, openai_chat
 from pantheon.serve.context import App
 from pantheon.serve.routes import Router
 
@@ -23,7 +23,13 @@ def build_router(app: App) -> Router:
         ("POST", "/v1/completions", completions.post_completion),
         ("POST", "/admin/models/load", admin.post_load),
         ("POST", "/admin/models/unload", admin.post_unload),
-        ("GET", "/admin/dies", admin.get_dies),
+        ("GET", "/admin/models", admin_views.get_models),
+        ("GET", "/admin/models/", admin_views.get_model),
+        ("GET", "/admin/dies", admin_views.get_dies),
+        ("GET", "/admin/memory", admin_views.get_memory),
+        ("GET", "/admin/sched", admin_views.get_sched),
+        ("GET", "/m/", one_model.get),
+        ("POST", "/m/", one_model.post),
     ):
         router.add(method, path, partial(handler, app))
     return router

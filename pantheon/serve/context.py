@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pantheon.accel.die_manager import DieManager
 from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.load_jobs import LoadJobs
 from pantheon.serve.loading import LoadOptions
 from pantheon.serve.metrics import Metrics
 from pantheon.serve.registry import Registry
@@ -23,17 +25,20 @@ class App:
 
     `model_roots` confine the paths that the admin API loads; `request_timeout_s` is the wall limit of one
     generation [X34]; `loop_guard` ends uncapped answers whose last so many tokens repeat one cycle; `early_head_s` is
-    how long a stream waits for its first token before its headers go out alone.
+    how long a stream waits for its first token before its headers go out alone; `draining` is set once a router has
+    been told that this server goes: it still answers, but no longer says that it is well.
     """
 
     registry: Registry = field(default_factory=Registry)
     metrics: Metrics = field(default_factory=Metrics)
+    jobs: LoadJobs = field(default_factory=LoadJobs)
     load_options: LoadOptions = field(default_factory=LoadOptions)
     model_roots: tuple[Path, ...] = ()
     strict_model: bool = False
     request_timeout_s: float = 3600.0
     loop_guard: int = LOOP_GUARD
     early_head_s: float = 0.5
+    draining: threading.Event = field(default_factory=threading.Event)
     clock: Clock = SYSTEM_CLOCK
 
     @property

@@ -13,7 +13,9 @@ from pantheon.serve.routes import Responder
 def get_health(app: App, request: Request, responder: Responder) -> None:
     """200 ok once a model answers; 503 while the first one loads and while there is none."""
     body: dict[str, Any]
-    if app.registry.count():
+    if app.draining.is_set():
+        status, body = 503, {"status": "stopping"}
+    elif app.registry.count():
         status, body = 200, {"status": "ok"}
     elif loading := app.registry.loading():
         status, body = 503, {"status": "loading", "models": loading}

@@ -13,20 +13,21 @@ from pantheon.serve.routes import Responder
 
 def list_models(app: App, request: Request, responder: Responder) -> None:
     """Every ready name once; loading and unloading models are not listed."""
-    responder.send_json(200, {"object": "list", "data": [_model(entry) for entry in app.registry.snapshot()]})
+    responder.send_json(200, {"object": "list", "data": [describe(entry) for entry in app.registry.snapshot()]})
 
 
 def get_model(app: App, request: Request, responder: Responder) -> None:
     """One of them, or 404."""
     for entry in app.registry.snapshot():
         if entry.name == request.tail:
-            return responder.send_json(200, _model(entry))
+            return responder.send_json(200, describe(entry))
     raise NotFound(f"the model {request.tail[:200]!r} does not exist", code="model_not_found", param="model")
 
 
-def _model(entry: Entry) -> dict[str, Any]:
-    assert entry.model is not None
-    n_ctx = entry.model.n_ctx
+def describe(entry: Entry) -> dict[str, Any]:
+    """One model as OpenAI's clients want it, with the window in force."""
+    # one that was ready a moment ago may have been freed since
+    n_ctx = entry.model.n_ctx if entry.model is not None else None
     return {
         "id": entry.name,
         "object": "model",

@@ -1,0 +1,136 @@
+"""What an operator can look at: models, dies, memory, and who waits for what [area K].
+
+Nothing here takes a generation lock or a ref, so every route answers while generations and loads run [M028].
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+
+from pantheon.errors import NotFound
+from pantheon.serve.context import App
+from pantheon.serve.http_request import Request
+from pantheon.serve.registry import Entry
+from pantheon.serve.routes import Responder
+
+_LOOK_S = 0.1
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def get_models(app: App, request: Request, responder: Responder) -> None:
+    """Every instance, loading and unloading ones too, and the last failed attempts by name."""
+    models = [instance_of(entry) for entry in app.registry.all_entries()]
+    responder.send_json(200, {"models": models, "failed": app.jobs.failures()})
+
+
+def get_model(app: App, request: Request, responder: Responder) -> None:
+    """State and progress of one name; as events until it is settled, for `Accept: text/event-stream` [X36].
+
+    Raises NotFound for a name that is not here and was not tried.
+    """
+    name = request.tail
+    body = _model_state(app, name)
+    if "text/event-stream" not in (request.headers.get("Accept") or ""):
+        return responder.send_json(200, body)
+    stream = responder.begin_sse()
+    stream.send(body)
+    while body["status"] in ("loading", "unloading") and not responder.should_stop():
+        app.clock.sleep(_LOOK_S)
+        try:
+            now = _model_state(app, name)
+        except NotFound:
+            now = {"name": name, "status": "gone", "instances": []}
+        if now != body:
+            stream.send(now)
+            body = now
+    stream.done()
+
+
+def _model_state(app: App, name: str) -> dict[str, Any]:
+    entries = [entry for entry in app.registry.all_entries() if entry.name == name]
+    failure = app.jobs.failure(name)
+    if not entries and failure is None:
+        raise NotFound(f"no model named {name[:200]!r} is here", code="model_not_found", param="name")
+    parts = [instance_of(entry) for entry in entries]
+    states = {part["status"] for part in parts}
+    # what changes is what the caller waits for
+    status = next((s for s in ("loading", "unloading", "ready") if s in states), "failed")
+    slowest = min((part["progress"] for part in parts if part["status"] == "loading"), default=None)
+    body = {"name": name, "status": status, "progress": slowest if slowest is not None else float(status == "ready")}
+    return {**body, "instances": parts, **({"error": failure} if failure else {})}
+
+
+def instance_of(entry: Entry) -> dict[str, Any]:
+    """One instance, with its memory by part in bytes."""
+    model = entry.model
+    status = "loading" if model is None else "unloading" if entry.unloading else "ready"
+    return {
+        "name": entry.name,
+        "slot": entry.index,
+        "status": status,
+        "stage": entry.stage,
+        "progress": round(entry.progress, 3),
+        "path": entry.path,
+        "dies": list(entry.dies),
+        "refs": entry.refs,
+        "created": entry.created or None,
+        "architecture": model.architecture if model else None,
+        "n_ctx": model.n_ctx if model else None,
+        "memory": model.memory() if model else {},
+    }
+
+
+# ---- dies and memory ------------------------------------------------------------------------------------------------
+
+
+def get_dies(app: App, request: Request, responder: Responder) -> None:
+    """Every die with its budget and what is on it, and what is resident on the CPU [M006, M143]."""
+    entries = app.registry.all_entries()
+    on_cpu = [instance_of(entry) for entry in entries if entry.model is not None and not entry.dies]
+    dies = []
+    for die in app.registry.dies.snapshot():
+        on_it = [entry for entry in entries if die.index in entry.dies]
+        dies.append({**asdict(die), "used_bytes": die.charged_bytes, "slot": on_it[0].index if on_it else None})
+    responder.send_json(200, {"dies": dies, "cpu": {"cores": os.cpu_count(), "models": on_cpu}})
+
+
+def get_sched(app: App, request: Request, responder: Responder) -> None:
+    """Who works and who waits, per instance: one user at a time on each until there is a batch scheduler."""
+    now = app.clock.monotonic()
+    rows = []
+    for entry in app.registry.all_entries():
+        busy = entry.gen_lock.locked()
+        cache = entry.prefix_cache
+        rows.append(
+            {
+                "name": entry.name,
+                "slot": entry.index,
+                "dies": list(entry.dies),
+                "mode": "single",
+                "capacity": 1,
+                "busy": busy,
+                "refs": entry.refs,
+                "waiting": max(0, entry.refs - busy),
+                "running_s": round(max(0.0, now - entry.began_at), 3) if busy else None,
+                "service_s": round(entry.service_s, 3),
+                "cached_tokens": cache.tokens() if cache is not None else 0,
+            }
+        )
+    responder.send_json(200, {"entries": rows})
+
+
+def get_memory(app: App, request: Request, responder: Responder) -> None:
+    """Host and die memory, the level in force, and what this process and its models hold."""
+    process = psutil.Process()
+    models = [
+        {key: part[key] for key in ("name", "slot", "status", "dies", "memory")}
+        for part in map(instance_of, app.registry.all_entries())
+    ]
+    body: dict[str, Any] = {"process": {"rss_bytes": process.memory_info().rss}, "models": models}
+    responder.send_json(200, body)
