@@ -9,25 +9,21 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pantheon import log, settings
 from pantheon.accel.die import DieInfo
-from pantheon.engine import load
+from pantheon.engine.footprint import Footprint, footprint
 from pantheon.engine.generate import PREFILL_CHUNK
-from pantheon.engine.scripted import PREFIX as SCRIPT
-from pantheon.engine.scripted import load_script
 from pantheon.errors import BadRequest, PantheonError, Unavailable
-from pantheon.formats.gguf import GGUFFile, open_gguf
 from pantheon.mem.admission import Decision, LoadDecision, Verdict, admit_load, admit_turn
 from pantheon.mem.costs import LoadCosts, TurnCosts
 from pantheon.mem.ladder import Ladder, LadderConfig, Rungs
 from pantheon.mem.mem_state import DieState, HostState, Level, MemState
 from pantheon.plan.builder import Plan
-from pantheon.plan.state_spec import KVType
 from pantheon.seams import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -47,27 +43,16 @@ _log = log.logger("mem")
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What loading a file would take, from its header alone.  `parts` are bytes: weights, scratch, tables, kv (one full
-    conversation), vocab; `dies` are those it was planned for, empty for the CPU."""
+    """What loading a file would take, from its header alone, and whether it may.
+
+    `dies` are those it was planned for, empty for the CPU.
+    """
 
     path: str
-    architecture: str
-    n_ctx: int
-    n_ctx_train: int
-    kv_type: str
-    parts: Mapping[str, int]
+    need: Footprint
     costs: LoadCosts
     decision: LoadDecision
     dies: tuple[int, ...] = ()
-
-    @property
-    def die_bytes(self) -> int:
-        """What the model is charged on its dies: all but the tokenizer, which lives on the host."""
-        return sum(size for part, size in self.parts.items() if part != "vocab")
-
-    def die_need(self, n_ctx: int) -> int:
-        """die_bytes for another context."""
-        return self.die_bytes + (n_ctx - self.n_ctx) * self.costs.bytes_per_token
 
     def check(self) -> LoadPlan:
         """Itself; raises PantheonError 507 with the numbers when it does not fit [M198, M202, X31]."""
@@ -76,15 +61,15 @@ class LoadPlan:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, for the dry run and GET /admin/plan."""
+        """JSON-ready, for the dry run and GET /admin/plan; `bytes` by part, with one full conversation as kv."""
+        plan, kv = self.need.plan, self.need.kv_type
         return {
             "path": self.path,
-            "architecture": self.architecture,
             "fits": self.decision.fits,
-            "n_ctx": self.n_ctx,
-            "n_ctx_train": self.n_ctx_train,
-            "kv_type": self.kv_type,
-            "bytes": dict(self.parts),
+            "n_ctx": self.need.n_ctx,
+            "n_ctx_train": plan.n_ctx_train if plan else None,
+            "kv_type": kv.value if kv else None,
+            "bytes": {**self.need.parts, "vocab": vocab_bytes(plan)},
             "spike_bytes": self.costs.spike_bytes,
             "need_bytes": self.decision.need_bytes,
             "have_bytes": self.decision.have_bytes,
@@ -109,87 +94,91 @@ def plan_load(
     """Read a file's header and decide whether it could be loaded now; no weight is touched.
 
     Arguments as for load_model.  state: what the watcher sees; None, or one that is not alive, leaves the host out
-    [M199].  dies: where it would go; their budgets are added up, because a plan is split over them by layer.  fit_ctx:
-    take the largest context that fits instead of refusing [X31].
+    [M199].  dies: where it would go.  fit_ctx: take the largest context that fits instead of refusing [X31].
 
     Raises what load_model raises for a file that can not be loaded.
     """
-    if str(path).startswith(SCRIPT):
-        return _plan_script(str(path))
-    with open_gguf(path) as file:
-        plan = load.plan_of(file)
-        load.tokenizer_of(file, plan)
-        n_ctx = load.pick_ctx(ctx, plan)
-        kv = load.pick_kv_type(kv_type, executor, file, plan)
-        architecture = str(file.metadata["general.architecture"])
-        parts = predict(plan, file, executor, threads, n_ctx, kv)
-        spike = load_spike(max((len(file.data(name)) for name in file.tensors), default=0))
-    costs = load_costs(parts, n_ctx, spike)
-    decision = _decide_load(costs, parts, state, dies, n_ctx)
-    if fit_ctx and not decision.fits and decision.largest_ctx >= 2:
-        return plan_load(
-            path, ctx=decision.largest_ctx, kv_type=kv_type, executor=executor, threads=threads, state=state, dies=dies
-        )
+    need = footprint(str(path), ctx=ctx, executor=executor, threads=threads, kv_type=kv_type)
+    found = decide_load(str(path), need, state, dies)
+    if not fit_ctx or found.decision.fits or found.decision.largest_ctx < 2:
+        return found
+    return decide_load(str(path), at_ctx(need, found.decision.largest_ctx), state, dies)
+
+
+def decide_load(path: str, need: Footprint, state: MemState | None, dies: Sequence[DieInfo] = ()) -> LoadPlan:
+    """Whether something of that size may be loaded now."""
+    costs = load_costs(need)
     numbers = tuple(die.index for die in dies)
-    return LoadPlan(str(path), architecture, n_ctx, plan.n_ctx_train, kv.value, parts, costs, decision, numbers)
+    if need.plan is None:
+        return LoadPlan(path, need, costs, LoadDecision(True, 0, 0, 0, need.n_ctx), numbers)
+    host = state.host if state is not None else HostState(0, 0)
+    watched = state is not None and state.alive
+    decision = admit_load(costs, host, _shares(need, dies), want_ctx=need.n_ctx, watched=watched)
+    budgets = [die.budget_bytes for die in dies]
+    if dies and need.shares(budgets) is None:
+        on_dies = _largest_on_dies(need, budgets)
+        where = "die " + ", ".join(map(str, numbers)) if len(dies) == 1 else f"dies {', '.join(map(str, numbers))}"
+        reserve = sum(die.total_bytes for die in dies) - sum(budgets)
+        largest = min(on_dies, decision.largest_ctx)
+        decision = LoadDecision(False, need.total_bytes, sum(budgets), max(0, reserve), largest, where, "too big")
+    return LoadPlan(path, need, costs, decision, numbers)
 
 
-def predict(plan: Plan, file: GGUFFile, executor: str, threads: int | None, n_ctx: int, kv: KVType) -> dict[str, int]:
-    """Bytes by part of one model with one conversation."""
-    die = load.pick_executor(executor, threads)
-    types = {name: info.type.name for name, info in file.tensors.items()}
-    if hasattr(die, "predict"):
-        try:
-            parts: dict[str, int] = dict(die.predict(plan, types, n_ctx=n_ctx, n_slots=1, kv_type=kv))
-        except KeyError:
-            # a tensor that is missing or of a type without kernels: the load itself says so
-            parts = {"weights": sum(len(file.data(name)) for name in file.tensors)}
-    else:
-        weights = 4 * sum(m.rows * m.cols for m in plan.matrices()) + 4 * sum(v.size for v in plan.vectors())
-        scratch = plan.column_bytes() * PREFILL_CHUNK + 4 * plan.n_vocab
-        parts = {"weights": weights, "scratch": scratch, "tables": 0, "kv": plan.state.slot_bytes(kv, n_ctx)}
-    return {**parts, "vocab": VOCAB_ENTRY_BYTES * plan.n_vocab}
-
-
-def load_costs(parts: Mapping[str, int], n_ctx: int, spike_bytes: int = 0) -> LoadCosts:
-    """Predicted parts as costs; what grows with the context is told apart by dividing it [M196]."""
+def load_costs(need: Footprint) -> LoadCosts:
+    """Predicted parts as costs; what grows with the context is told apart by dividing it [M196, X16]."""
+    parts, n_ctx = need.parts, max(1, need.n_ctx)
     return LoadCosts(
-        weights_bytes=parts["weights"] + parts.get("vocab", 0),
+        weights_bytes=parts.get("weights", 0) + vocab_bytes(need.plan),
         kv_bytes_per_token=math.ceil(parts.get("kv", 0) / n_ctx),
         scratch_bytes=parts.get("scratch", 0),
         table_bytes_per_token=math.ceil(parts.get("tables", 0) / n_ctx),
-        spike_bytes=spike_bytes,
+        spike_bytes=load_spike(need),
     )
 
 
-def load_spike(largest_tensor_bytes: int) -> int:
-    """Host bytes that a load takes for a while: what was set, else computed for this file and at most the default.
+def vocab_bytes(plan: Plan | None) -> int:
+    """What metadata and tokenizer take as Python objects."""
+    return VOCAB_ENTRY_BYTES * plan.n_vocab if plan is not None else 0
+
+
+def load_spike(need: Footprint) -> int:
+    """Host bytes that a load takes for a while: what was set, else computed and at most the default.
 
     2.4 GiB was one engine's burst on one machine [M198]; ours unpacks a tensor at a time.
     """
     limit = int(settings.get("PN_LOAD_SPIKE_BYTES"))
-    if os.environ.get("PN_LOAD_SPIKE_BYTES"):
-        return limit
-    return min(limit, LOAD_SPIKE_BYTES + largest_tensor_bytes)
+    if os.environ.get("PN_LOAD_SPIKE_BYTES") or need.plan is None:
+        return limit if need.plan is not None else 0
+    weights = need.parts.get("weights", 0)
+    values = sum(m.rows * m.cols for m in need.plan.matrices())
+    largest = max((m.rows * m.cols for m in need.plan.matrices()), default=0)
+    return min(limit, LOAD_SPIKE_BYTES + (weights * largest // values if values else 0))
 
 
-def _decide_load(
-    costs: LoadCosts, parts: Mapping[str, int], state: MemState | None, dies: Sequence[DieInfo], n_ctx: int
-) -> LoadDecision:
-    host = state.host if state is not None else HostState(0, 0)
+def at_ctx(need: Footprint, n_ctx: int) -> Footprint:
+    """The same model with another context."""
+    scaled = {part: math.ceil(need.parts.get(part, 0) * n_ctx / max(1, need.n_ctx)) for part in ("tables", "kv")}
+    return replace(need, n_ctx=n_ctx, parts={**need.parts, **scaled})
+
+
+def _shares(need: Footprint, dies: Sequence[DieInfo]) -> list[tuple[LoadCosts, DieState]]:
+    """Each die's part of a plan that can be split over them [M197]."""
+    found = need.shares([die.budget_bytes for die in dies]) or () if dies else ()
     shares = []
-    if dies:
-        share = load_costs({**parts, "vocab": 0}, n_ctx)
-        total, budget = sum(die.total_bytes for die in dies), sum(die.budget_bytes for die in dies)
-        free = sum(die.free_bytes for die in dies)
-        shares.append((share, DieState(dies[0].index, total, free, Level.OK, budget)))
-    return admit_load(costs, host, shares, want_ctx=n_ctx, watched=state is not None and state.alive)
+    for part, die in zip(found, dies, strict=False):
+        grows = part.token_bytes * need.n_ctx
+        costs = LoadCosts(max(0, part.nbytes - grows), part.token_bytes)
+        shares.append((costs, DieState(die.index, die.total_bytes, die.total_bytes, Level.OK, die.budget_bytes)))
+    return shares
 
 
-def _plan_script(path: str) -> LoadPlan:
-    model = load_script(path)
-    free = LoadDecision(True, 0, 0, 0, model.n_ctx)
-    return LoadPlan(path, model.architecture, model.n_ctx, model.n_ctx, "f32", {"weights": 0}, LoadCosts(0), free)
+def _largest_on_dies(need: Footprint, budgets: Sequence[int]) -> int:
+    """The longest context with which a split exists; 0 when there is none."""
+    low, high = 0, need.n_ctx
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if at_ctx(need, middle).shares(budgets) is not None else (low, middle)
+    return low
 
 
 def load_refusal(plan: LoadPlan) -> PantheonError:
@@ -201,13 +190,15 @@ def load_refusal(plan: LoadPlan) -> PantheonError:
         if found.largest_ctx >= 2
         else f"free {size_text(short)} first, or use a smaller model"
     )
-    spike = f", {size_text(plan.costs.spike_bytes)} of it while it loads" if plan.costs.spike_bytes else ""
+    room = size_text(found.have_bytes)
+    if found.reserve_bytes:
+        room += f" above the reserve of {size_text(found.reserve_bytes)}"
     return PantheonError(
-        f"{plan.path}: needs {size_text(found.need_bytes)} with a context of {plan.n_ctx} tokens{spike}, but "
-        f"{found.where} has {size_text(found.have_bytes)} above its reserve of {size_text(found.reserve_bytes)}: {hint}",
+        f"{plan.path}: needs {size_text(found.need_bytes)} with a context of {plan.need.n_ctx} tokens, but "
+        f"there is {room} on {found.where}: {hint}",
         status=507, type="invalid_request_error", code="out_of_memory", param="ctx",
         need_bytes=found.need_bytes, have_bytes=found.have_bytes, reserve_bytes=found.reserve_bytes,
-        largest_ctx=found.largest_ctx,
+        spike_bytes=plan.costs.spike_bytes, largest_ctx=found.largest_ctx,
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def admit_turn(
 
     Order: the model's context (400, or CAP when allowed [X21]); nothing is refused for memory while nobody watches it
     [M199]; a sustained stall; a reserve that is touched already; then the costs against what is free on the host and on
-    the `dies` given.  A turn whose KV lies on accelerators (`costs.on_die`) has had it since the load: nothing is added.
+    the `dies` given.  A turn whose KV lies on accelerators (`costs.on_die`) adds nothing to what the load took.
 
     window: the ladder's clamp (0: none).  It cuts only what may be cut; a turn that may not is judged by bytes alone,
     because TIGHT never refuses by itself [M102, X18].
@@ -172,13 +172,16 @@ class _Place:
     reserve: int
 
     def need(self, n_ctx: int) -> int:
-        return self.costs.bytes_for(n_ctx) + self.costs.spike_bytes
+        """The most it ever takes: while it loads, or later with full contexts."""
+        return max(self.costs.fixed_bytes + self.costs.spike_bytes, self.costs.bytes_for(n_ctx))
 
     @property
     def largest(self) -> float:
-        """The longest context that fits here; below 0 when the fixed part does not."""
-        left = self.have - self.costs.fixed_bytes - self.costs.spike_bytes
-        return left // self.costs.bytes_per_token if self.costs.bytes_per_token else (float("inf") if left >= 0 else -1)
+        """The longest context that fits here; below 0 when what does not depend on it does not fit."""
+        if self.need(0) > self.have:
+            return -1
+        left, each = self.have - self.costs.fixed_bytes, self.costs.bytes_per_token
+        return left // each if each else float("inf")
 
 
 def admit_load(
@@ -191,7 +194,7 @@ def admit_load(
 ) -> LoadDecision:
     """Decide on one load before any byte of it moves [M196-M198, X31].
 
-    need: what the load takes on the host, its spike included; dies: the share of each die it is placed on, against that
+    need: what the load takes on the host, and its spike; dies: the share of each die it is placed on, against that
     die's free bytes (which exclude the die's reserve).  watched False: nobody reads the host, which is then not asked.
     """
     places = [_Place(f"die {die.index}", costs, *_die_bytes(die)) for costs, die in dies]
