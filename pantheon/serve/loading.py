@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pantheon import log, seams
 from pantheon.accel.executor import RunnerState
+from pantheon.engine.admit import decide_load
 from pantheon.engine.footprint import Footprint, footprint
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
@@ -117,11 +118,28 @@ def _place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptio
         spec.path, ctx=spec.ctx or options.ctx, executor=options.executor, threads=threads, kv_type=options.kv_type
     )
     seams.hit("admit")
-    dies = () if wanted == () else registry.dies.take(entry.name, need.need, wanted)
+    seen = options.watch.state if options.watch is not None else None
+    decide_load(spec.path, need, seen).check()
+    dies = () if wanted == () else _take(registry, entry, spec.path, need, wanted)
     charged = sum(info.charged_bytes for info in registry.dies.snapshot() if info.index in dies)
     registry.place(entry, dies, charged)
     seams.hit("bind")
     return need
+
+
+def _take(
+    registry: Registry, entry: Entry, path: str, need: Footprint, wanted: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """Choose and bind dies; a refusal for want of room says which context would fit [X31]."""
+    try:
+        return registry.dies.take(entry.name, need.need, wanted)
+    except PantheonError as fault:
+        if fault.code != "die_full":
+            raise
+        free = [info for info in registry.dies.snapshot() if info.usable and info.model in (None, entry.name)]
+        on = [info for info in free if wanted is None or info.index in wanted]
+        fault.extra["largest_ctx"] = decide_load(path, need, None, on).decision.largest_ctx
+        raise
 
 
 def _upload(
