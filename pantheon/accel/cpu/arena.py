@@ -45,6 +45,10 @@ class Arena:
         self.used = start + round_up(nbytes, LINE)
         return self._bytes[start : start + nbytes]
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy bytes within the arena; the two parts do not overlap."""
+        self._bytes[target : target + nbytes] = self._bytes[source : source + nbytes]
+
     def drop(self, start: int, nbytes: int) -> None:
         """Give the pages of a page-aligned part back; they read as zeros again.  Not for huge arenas."""
         self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)

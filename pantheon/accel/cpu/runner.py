@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from pantheon.accel.cpu import kernels, sizes
 from pantheon.accel.cpu.arena import Arena, address, round_up
 from pantheon.accel.cpu.pack import Packed
 from pantheon.accel.cpu.sizes import MAX_COLUMNS, MAX_WANTED
-from pantheon.accel.cpu.table import Builder, Memory, encode, kv_units, stride
+from pantheon.accel.cpu.table import Builder, Memory, encode, kv_planes, kv_units, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.cpu.team import Team
 from pantheon.accel.executor import Columns, Progress, RunnerState
@@ -43,13 +44,14 @@ class Weights:
 class CpuState:
     """KV rows of n_slots conversations; memory is reserved, and costs pages only as positions are written."""
 
-    def __init__(self, n_slots: int, n_ctx: int, unit_bytes: int) -> None:
+    def __init__(self, n_slots: int, n_ctx: int, unit_bytes: int, planes: Sequence[tuple[int, int]] = ()) -> None:
+        """planes: (bytes of a position in front of it, bytes of a position in it) of each head's K and V."""
         if n_slots < 1 or n_ctx < 1:
             raise ValueError("a state needs at least one slot and one position")
         self.n_slots, self.n_ctx = n_slots, n_ctx
         self.rows = round_up(n_ctx, _ROWS)
         self.slot_bytes = round_up(self.rows * unit_bytes, 4096)
-        self._unit_bytes = unit_bytes
+        self._unit_bytes, self._planes = unit_bytes, planes
         self._arena = Arena(max(4096, n_slots * self.slot_bytes))
         self.address = self._arena.address
         self._used = np.zeros(n_slots, np.int64)
@@ -68,6 +70,16 @@ class CpuState:
 
     def truncate(self, slot: int, n: int) -> None:
         """Keep the first n positions.  Reads are bounded by position, so that nothing need be done."""
+
+    def copy_prefix(self, source: int, target: int, n: int) -> None:
+        """Make target begin with source's first n positions; whole blocks, since what lies behind n is never read."""
+        if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
+            raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
+        block = min(round_up(n, _ROWS), self.rows)
+        for before, width in self._planes:
+            at = self.rows * before
+            self._arena.copy(source * self.slot_bytes + at, target * self.slot_bytes + at, block * width)
+        self._used[target] = max(self._used[target], block)
 
     def nbytes(self) -> int:
         """Bytes reserved for this state."""
@@ -135,7 +147,7 @@ class CpuRunner:
         """Raises ValueError when n_ctx is beyond what was loaded for."""
         if n_ctx > self.n_ctx:
             raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
-        return CpuState(n_slots, n_ctx, self._unit_bytes)
+        return CpuState(n_slots, n_ctx, self._unit_bytes, kv_planes(self.plan, self.kv_type))
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""

@@ -250,6 +250,17 @@ def kv_units(plan: Plan, kv_type: KVType) -> list[tuple[int, int]]:
     return units
 
 
+def kv_planes(plan: Plan, kv_type: KVType) -> list[tuple[int, int]]:
+    """(bytes of a position in front of it, bytes of a position in it) of each head's K and V, which lie in one piece."""
+    planes, at = [], 0
+    for spec in plan.state.kv:
+        for width in (spec.k_dim, round_up(spec.v_dim, 16)):
+            for _ in range(spec.kv_heads):
+                planes.append((at, width * kv_type.value_bytes))
+                at += width * kv_type.value_bytes
+    return planes
+
+
 def encode(phases: list[Phase], resolve: Callable[[Key], int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(program, ops) as the team reads them: int64 [n_phases, PROGRAM_WORDS] and [n_ops, OP_WORDS]."""
     rows = [row for phase in phases for row in phase.rows]

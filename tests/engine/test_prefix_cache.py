@@ -1,0 +1,283 @@
+"""Warm conversations: which slot, how much of it, who goes first; and that reuse changes no answer
+[M125, M126, M128, M129, M132, M138, X01, X12, X13]."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pantheon.accel.executor import Columns
+from pantheon.engine.generate import generate
+from pantheon.engine.prefix_cache import Marks, PrefixCache, Seat, SlotTable, Warm
+from pantheon.engine.sampler import SamplingParams
+from tests.engine.tiny import tiny
+
+A, B = list(range(100, 120)), list(range(200, 230))
+
+
+def marks(*hashes: int) -> Marks:
+    return tuple((value, 10 * (i + 1)) for i, value in enumerate(hashes))
+
+
+def done(table: SlotTable, ids: list[int], answer: list[int], **who: Any) -> Seat:
+    """One turn."""
+    seat = table.choose(ids, **who)
+    table.commit(seat.slot, [*ids, *answer])
+    table.check_integrity()
+    return seat
+
+
+def test_a_conversation_goes_on_where_it_ended_M125() -> None:
+    table = SlotTable(4)
+    assert done(table, A, [1, 2], session="s") == Seat(0, 0, None, ())
+    # all but what is new, the answer of the last turn included
+    assert done(table, [*A, 1, 2, 3, 4], [5], session="s") == Seat(0, len(A) + 2, None, ())
+
+
+def test_the_last_token_is_always_run() -> None:
+    table = SlotTable(4)
+    done(table, A, [1])
+    assert done(table, A, [1]).reused == len(A) - 1
+    assert done(table, A[:1], [1]).reused == 0
+
+
+def test_an_edited_message_reuses_what_stands_before_it_M129() -> None:
+    table = SlotTable(4)
+    done(table, A, [1], session="s")
+    assert done(table, [*A[:5], 9, *A[6:]], [1], session="s") == Seat(0, 5, None, ())
+
+
+def test_two_conversations_keep_a_slot_each_M128() -> None:
+    table = SlotTable(4)
+    assert done(table, A, [1]).slot != done(table, B, [1]).slot
+    for ids in (A, B):
+        assert done(table, [*ids, 1, 2, 3], [4]).reused == len(ids) + 1
+
+
+def test_a_shared_beginning_is_copied_and_stays_with_its_owner_X12() -> None:
+    table = SlotTable(4)
+    system = list(range(50))
+    done(table, [*system, 7, 7], [1], session="a")
+    assert done(table, [*system, 8, 8], [1], session="b") == Seat(1, 50, 0, ())
+    assert done(table, [*system, 7, 7, 1, 2], [3], session="a") == Seat(0, 53, None, ())
+
+
+def test_without_copies_a_shared_beginning_is_read_again() -> None:
+    table = SlotTable(4, can_copy=False)
+    system = list(range(50))
+    done(table, [*system, 7, 7], [1], session="a")
+    assert done(table, [*system, 8, 8], [1], session="b") == Seat(1, 0, None, ())
+
+
+def test_a_session_that_begins_anew_takes_the_best_beginning_along() -> None:
+    table = SlotTable(4)
+    done(table, A, [1], session="a")
+    done(table, B, [1], session="b")
+    assert done(table, [*A, 5, 6], [1], session="b") == Seat(1, len(A), 0, ())
+
+
+def test_the_oldest_conversation_goes_first() -> None:
+    table = SlotTable(2)
+    done(table, [1, 2, 3], [4], session="a")
+    done(table, [5, 6, 7], [8], session="b")
+    done(table, [1, 2, 3, 4, 9], [4], session="a")
+    assert done(table, [10, 11, 12], [13], session="c").slot == 1
+    assert table.warmth("b", ()).tokens == 0 and table.warmth("a", ()).tokens == 6
+
+
+def test_messages_tell_conversations_apart_that_begin_alike() -> None:
+    """Without ids: an answer's slot is not taken by another user whose prompt differs in its last message only."""
+    table = SlotTable(4)
+    system = list(range(50))
+    done(table, [*system, 7], [1], marks=marks(1, 2))
+    assert done(table, [*system, 8], [1], marks=marks(1, 3)).slot == 1
+    assert done(table, [*system, 7, 1, 9], [1], marks=marks(1, 2, 4, 5)).slot == 0
+    # a template that renders an answer differently from how it was given: still the same conversation
+    assert done(table, [*system, 8, 5, 9], [1], marks=marks(1, 3, 4, 5)) == Seat(1, 51, None, ())
+
+
+def test_idle_conversations_hold_no_more_than_they_may() -> None:
+    table = SlotTable(8, max_idle=60)
+    for i in range(5):
+        seat = done(table, list(range(100 * i, 100 * i + 20)), [], session=str(i))
+        assert seat.drop == ((i - 4,) if i == 4 else ())
+    assert table.trim(25) == (1, 2, 3)
+    assert table.trim(None) == () and table.drop_all() == (4,)
+    assert table.tokens() == (0, 0)
+
+
+def test_a_running_conversation_is_not_trimmed() -> None:
+    table = SlotTable(2)
+    seat = table.choose(A)
+    assert table.drop_all() == ()
+    table.commit(seat.slot, A)
+    assert table.tokens() == (len(A), len(A))
+
+
+def test_what_is_forgotten_is_not_found() -> None:
+    table = SlotTable(2)
+    seat = table.choose(A)
+    table.commit(seat.slot, [])
+    assert done(table, A, []).reused == 0
+
+
+def test_warmth_is_what_a_request_would_find_X01() -> None:
+    table = SlotTable(4)
+    done(table, A, [1], session="s", marks=marks(1, 2))
+    done(table, B, [1], marks=marks(5, 6, 7))
+    assert table.warmth("s", ()) == (21, True)
+    assert table.warmth("other", ()) == (0, False)
+    assert table.warmth(None, marks(5, 6, 7, 8, 9)) == (31, True)
+    # the same question again is no conversation of one's own, and half a prefix is worth its share
+    assert table.warmth(None, marks(5, 6, 7)) == (31, False)
+    assert table.warmth(None, marks(5, 8)) == (10, False)
+    assert table.warmth(None, marks(8)) == (0, False)
+
+
+class Slots(RuleBasedStateMachine):
+    """Turns of many conversations that grow, branch, fail and are trimmed, against a model of what each slot holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SlotTable(3, max_idle=40)
+        self.rows: dict[int, list[int]] = {i: [] for i in range(3)}
+
+    @rule(
+        ids=st.lists(st.integers(0, 2), min_size=1, max_size=24),
+        answer=st.lists(st.integers(0, 2), max_size=6),
+        session=st.none() | st.sampled_from("abcd"),
+        part=st.integers(0, 30),
+        keep=st.booleans(),
+    )
+    def turn(self, ids: list[int], answer: list[int], session: str | None, part: int, keep: bool) -> None:
+        seat = self.table.choose(ids, session)
+        if seat.source is not None:
+            assert seat.source != seat.slot
+            self.rows[seat.slot] = self.rows[seat.source][: seat.reused]
+        for slot in seat.drop:
+            assert slot != seat.slot
+            self.rows[slot] = []
+        # what is promised to lie there does
+        assert seat.reused < len(ids) and self.rows[seat.slot][: seat.reused] == ids[: seat.reused]
+        held = [*ids, *answer][: max(seat.reused, part)]
+        self.table.commit(seat.slot, held if keep else [])
+        self.rows[seat.slot] = held if keep else []
+
+    @rule(limit=st.integers(0, 60))
+    def trim(self, limit: int) -> None:
+        for slot in self.table.trim(limit):
+            self.rows[slot] = []
+        assert self.table.tokens()[1] <= limit
+        self.table.trim(40)
+
+    @invariant()
+    def sound(self) -> None:
+        self.table.check_integrity()
+        assert self.table.tokens()[0] == sum(map(len, self.rows.values()))
+
+
+Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSlots = Slots.TestCase
+
+
+# ---- on a real state ------------------------------------------------------------------------------------------------
+
+
+class FakeState:
+    n_slots, n_ctx = 2, 100
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def reset(self, slot: int) -> None:
+        self.done.append(("reset", slot))
+
+    def copy_prefix(self, source: int, target: int, n: int) -> None:
+        self.done.append(("copy", source, target, n))
+
+
+def test_decisions_are_carried_out_on_the_state() -> None:
+    state: Any = FakeState()
+    cache = PrefixCache(state, max_idle=25, token_bytes=10)
+    first = cache.begin(A, "a")
+    first.held[:] = A
+    first.end()
+    second = cache.begin([*A[:10], 1, 2], "b")
+    assert (second.slot, second.reused, second.held) == (1, 10, A[:10]) and state.done == [("copy", 0, 1, 10)]
+    second.held += [1, 2]
+    second.end()
+    second.end(keep=False)  # over is over
+    assert cache.tokens() == 32 and cache.used_bytes() == 320 and cache.extra_bytes() == 0
+    assert cache.trim(0.5) == 1 and state.done[-1] == ("reset", 0)
+    assert cache.trim(0.0) == 1 and cache.used_bytes() == 0
+    cache.begin(A).end(keep=False)
+    assert state.done[-1] == ("reset", 0)
+    cache.check_integrity()
+    cache.close()
+
+
+def test_without_a_cache_everything_is_read_M132() -> None:
+    warm = Warm(None, 0, 0, A)
+    warm.end()
+    assert (warm.slot, warm.reused, warm.held) == (0, 0, [])
+
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_reuse_changes_no_answer_B30(executor: str) -> None:
+    """Turns of three conversations in two slots, each equal to its answer from an empty state, token for token."""
+    model = tiny("tiny-llama-k.Q4_K_M", executor, 256)
+    cache = PrefixCache(state := model.new_state(2))
+    chance = random.Random(7)
+    logs: dict[str, list[int]] = {name: [chance.randrange(model.n_vocab) for _ in range(6)] for name in "abc"}
+    reused = 0
+    for turn in range(9):
+        name = "abc"[turn * turn % 3]
+        ids = [*logs[name], *(chance.randrange(model.n_vocab) for _ in range(4))]
+        warm = cache.begin(ids, name)
+        tokens = [
+            t.id for t in generate(model, state, ids, GREEDY, max_tokens=5, slot=warm.slot, reused=warm.reused,
+                                   held=warm.held, ignore_eog=True)
+        ]  # fmt: skip
+        assert warm.held == [*ids, *tokens[:-1]]
+        warm.end()
+        cache.check_integrity()
+        reused += warm.reused
+        alone = model.new_state(1)
+        assert tokens == [t.id for t in generate(model, alone, ids, GREEDY, max_tokens=5, ignore_eog=True)]
+        logs[name] = [*ids, *tokens]
+    assert reused > 60
+
+
+def test_rows_of_a_reused_prefix_are_equal_bit_for_bit_M125() -> None:
+    model = tiny("tiny-llama-k.Q4_K_M", "cpu", 256)
+    ids = [random.Random(1).randrange(model.n_vocab) for _ in range(150)]
+    state, fresh = model.new_state(1), model.new_state(1)
+    model.forward(state, Columns.of_slot(ids[:100], 0, wanted="none"))
+    model.forward(state, Columns.of_slot([1, 2, 3], 100, wanted="none"))
+    state.truncate(0, 100)
+    warm = model.forward(state, Columns.of_slot(ids[100:], 100))
+    assert np.array_equal(warm, model.forward(fresh, Columns.of_slot(ids, 0)))
+
+
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_copied_rows_are_equal_bit_for_bit(executor: str) -> None:
+    model = tiny("tiny-llama-k.Q4_K_M", executor, 256)
+    state: Any = model.new_state(3)
+    ids = [random.Random(2).randrange(model.n_vocab) for _ in range(170)]
+    model.forward(state, Columns.of_slot([5] * 160, 0, slot=2, wanted="none"))
+    model.forward(state, Columns.of_slot(ids[:140], 0, slot=0, wanted="none"))
+    state.copy_prefix(0, 2, 140)
+    copied = model.forward(state, Columns.of_slot(ids[140:], 140, slot=2))
+    # the reference's sums depend on the chunking, so that both run in the same chunks
+    fresh = model.new_state(1)
+    model.forward(fresh, Columns.of_slot(ids[:140], 0, wanted="none"))
+    assert np.array_equal(copied, model.forward(fresh, Columns.of_slot(ids[140:], 140)))
