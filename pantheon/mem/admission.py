@@ -84,7 +84,7 @@ def admit_turn(
     because TIGHT never refuses by itself [M102, X18].
     """
     host = state.host
-    limit = min(n_ctx, window) if window and cap_allowed else n_ctx
+    limit = min(n_ctx, window) if cap_allowed and window >= 2 * MIN_WINDOW else n_ctx
     reply = min(REPLY_TOKENS, n_ctx if max_tokens is None else max_tokens)
     budget = _turn_budget(costs, state, dies)
     need = costs.bytes_for(min(prompt_tokens, n_ctx), min(reply, max(1, n_ctx - prompt_tokens)))
@@ -112,6 +112,8 @@ def admit_turn(
     if cap_allowed and cut >= MIN_WINDOW:
         why = "context" if limit == n_ctx and fit == limit - 1 else "memory"
         return decision(Verdict.CAP, why, limit, cut)
+    if prompt_tokens >= n_ctx:
+        return decision(Verdict.REJECT, "context", n_ctx, n_ctx - 1, 400, TOO_LONG)
     if need > budget.total - budget.reserve:
         # it would not fit into an idle machine either: asking again would not help [K08]
         return decision(Verdict.REJECT, f"it never fits {budget.where}", n_ctx, fit, 400, TOO_LONG)
