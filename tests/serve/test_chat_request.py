@@ -40,7 +40,7 @@ def test_all_nulls_at_once_B05a() -> None:
 
 def test_unknown_fields_are_ignored_B05b() -> None:
     known = parse(reasoning_effort="low")
-    extra = {"store": False, "metadata": {"k": "v"}, "service_tier": "auto", "prompt_cache_key": "p", "x": {"a": 1}}
+    extra = {"store": False, "metadata": {"k": "v"}, "service_tier": "auto", "x": {"a": 1}}
     assert parse(reasoning_effort="low", user=7, verbosity="low", prediction={"type": "content"}, **extra) == known
 
 
@@ -219,6 +219,11 @@ def test_session_comes_from_body_or_header_M039() -> None:
     assert parse(session_id="a").session_id == "a"
     assert parse({"x-session-id": "b"}).session_id == "b"
     assert parse({"X-Session-Id": "b"}, session_id="a").session_id == "a"
+    # opencode, codex, vibe, OpenAI's own field: hints, which are never refused
+    assert parse({"X-Session-Affinity": "c"}).session_id == "c"
+    assert parse({"session-id": "d", "thread-id": "e"}).session_id == "d"
+    assert parse({"x-affinity": "f" * 300}).session_id == "f" * 256
+    assert parse(prompt_cache_key="g").session_id == "g" and parse(prompt_cache_key=7).session_id is None
 
 
 def test_stream_options() -> None:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from pantheon.errors import Busy, NotFound, PantheonError, Unavailable
+from pantheon.accel.die import virtual_dies
+from pantheon.accel.die_manager import DieManager
+from pantheon.engine.prefix_cache import Marks, Warmth
+from pantheon.errors import Busy, Cancelled, NotFound, PantheonError, Unavailable
 from pantheon.serve.registry import BUSY_MESSAGE, MR_MAX_MODELS, Entry, Registry
 from tests.fakes import FakeClock
 
@@ -17,10 +20,20 @@ class FakeModel:
     n_ctx = 64
 
 
-def published(registry: Registry, name: str, dies: tuple[int, ...] = ()) -> Entry:
+class FakeCache:
+    """Warm for one session."""
+
+    def __init__(self, session: str, tokens: int = 1000) -> None:
+        self.session, self.tokens = session, tokens
+
+    def warmth(self, session: str | None, prefix: Marks) -> Warmth:
+        return Warmth(self.tokens, True) if session == self.session else Warmth(0, False)
+
+
+def published(registry: Registry, name: str, dies: tuple[int, ...] = (), cache: Any = None) -> Entry:
     entry = registry.reserve(name, f"/{name}.gguf", dies)
     model: Any = FakeModel()
-    registry.publish(entry, model, model)
+    registry.publish(entry, model, model, cache)
     registry.check_integrity()
     return entry
 
@@ -242,6 +255,107 @@ def test_unload_takes_all_replicas_X04() -> None:
     pair = [published(registry, "a", (0,)), published(registry, "a", (1,))]
     assert registry.unload("a") == pair
     assert registry.all_entries() == []
+
+
+def test_one_replica_is_unloaded_by_slot_or_dies_X04_M070() -> None:
+    registry = Registry()
+    first, second, third = (published(registry, "a", dies) for dies in ((0,), (1, 2), (3,)))
+    with pytest.raises(NotFound) as fault:
+        registry.unload("a", dies=(1,))
+    assert fault.value.code == "replica_not_found" and "slot 1 on dies 1, 2" in fault.value.message
+    with pytest.raises(NotFound):
+        registry.unload("a", slot=7)
+    assert registry.unload("a", dies=(2, 1)) == [second]
+    assert registry.unload("a", slot=first.index) == [first]
+    assert registry.snapshot() == [third]
+
+
+def test_the_same_name_on_other_dies_is_a_replica_on_the_same_a_duplicate_K11_M004() -> None:
+    registry = Registry(dies=DieManager(virtual_dies([100] * 4)))
+    registry.reserve("a", "x", (0, 1))
+    registry.reserve("a", "x", ())
+    for dies in ((0, 1), (1, 2), (), None):
+        with pytest.raises(PantheonError) as fault:
+            registry.reserve("a", "x", dies)
+        assert (fault.value.status, fault.value.code) == (409, "model_exists")
+    entry = registry.reserve("b", "x", None)
+    assert entry.auto and entry.dies == ()
+    with pytest.raises(PantheonError):  # where b will be is not known yet
+        registry.reserve("b", "x", (3,))
+    registry.place(entry, (2,))
+    registry.reserve("b", "x", (3,))
+
+
+def test_on_change_is_told_with_no_lock_held_X28() -> None:
+    registry = Registry()
+    seen: list[tuple[list[str], bool]] = []
+    registry.on_change = lambda: seen.append(([e.name for e in registry.snapshot()], registry.lock.locked()))
+    published(registry, "a")
+    registry.unload("a")
+    registry.withdraw(registry.reserve("b", "x"))
+    assert seen == [(["a"], False), ([], False), ([], False), ([], False)]
+
+
+def test_a_session_stays_with_the_replica_that_is_warm_for_it_X01() -> None:
+    registry = Registry()
+    published(registry, "a", (0,))
+    warm = published(registry, "a", (1,), FakeCache("s"))
+    for _ in range(5):
+        with registry.seat("a", session="s") as entry:
+            assert entry is warm
+    with registry.seat("a", session="t") as entry:
+        assert entry is not warm
+
+
+def test_a_busy_warm_replica_is_waited_for_when_that_is_cheaper_X01() -> None:
+    registry = Registry()
+    published(registry, "a", (0,))
+    warm = published(registry, "a", (1,), FakeCache("s", 20_000))
+    warm.service_s = 0.1
+    held, over = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with registry.seat("a", session="s") as entry:
+            assert entry is warm
+            held.set()
+            assert over.wait(20)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert held.wait(20)
+    threading.Timer(0.05, over.set).start()
+    with registry.seat("a", session="s") as entry:
+        assert entry is warm and over.is_set()
+    thread.join(20)
+
+
+def test_a_warm_replica_that_stays_busy_is_given_up_for_another_X01(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pantheon.serve.placement.HOP_S", 0.01)
+    registry = Registry()
+    cold = published(registry, "a", (0,))
+    warm = published(registry, "a", (1,), FakeCache("s", 60))
+    warm.service_s = 0.01
+    with registry.seat("a", session="s"):
+        # its end is expected any moment, and does not come
+        with registry.seat("a", session="s") as entry:
+            assert entry is cold
+        warm.service_s = 100
+        with registry.seat("a", session="s") as entry:
+            assert entry is cold
+            with pytest.raises(Busy), registry.seat("a", session="s"):
+                pass
+    assert [entry.refs for entry in (cold, warm)] == [0, 0]
+    assert not (cold.gen_lock.locked() or warm.gen_lock.locked())
+
+
+def test_nobody_waits_for_a_client_that_has_left_X23() -> None:
+    registry = Registry()
+    published(registry, "a", (0,))
+    warm = published(registry, "a", (1,), FakeCache("s", 60_000))
+    warm.service_s = 1.0
+    with registry.seat("a", session="s"), pytest.raises(Cancelled), registry.seat("a", session="s", left=lambda: True):
+        pass
+    assert warm.refs == 0 and not warm.gen_lock.locked()
 
 
 def test_unload_of_a_loading_model_is_409() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.cpu import fields as at
+from pantheon.accel.cpu import kv
 from pantheon.accel.cpu.arena import round_up
 from pantheon.accel.cpu.layouts import BLOCK, FLOATS
 from pantheon.accel.cpu.pack import Packed
@@ -23,9 +24,10 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, Op, RmsNorm, Rope, StoreKV
 from pantheon.plan.state_spec import KVType
 
-#: a kernel by name: ("matmul", type, width), ("embed", type), ("attend" | "store", half), ("pointwise", name)
+#: a kernel by name: ("matmul", type, width), ("embed", type), ("attend" | "store", KV format), ("pointwise", name), …
 Key = tuple[str | int | bool, ...]
 _SPLITTABLE = {"quantise", "silu", "gelu", "add", "copy"}
+_COMBINE: Key = ("combine",)
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Row:
     @property
     def blocks(self) -> int | None:
         """Blocks of 32 that its work may be cut at."""
+        if self.keys[0] == _COMBINE:
+            return self.values[at.O_Y]
         name = self.keys[0][1] if self.keys[0][0] == "pointwise" else None
         return self.values[at.O_N] if name in _SPLITTABLE else None
 
@@ -95,10 +99,10 @@ class Builder:
 
     def __init__(self, plan: Plan, memory: Memory, kv_type: KVType, widths: tuple[int, ...]) -> None:
         self.plan, self.memory, self.widths = plan, memory, widths
-        self.half = kv_type is KVType.F16
+        self.fmt = kv.FORMATS[kv_type]
         self.phases: list[Phase] = []
         self._head = False
-        self._units = kv_units(plan, kv_type)
+        self._layers, _ = kv.layers(plan, kv_type)
         self._run(plan.body)
         self._head = True
         _need(plan.head_in.width == plan.hidden.width, "head_in is not as wide as hidden")
@@ -175,15 +179,16 @@ class Builder:
         _need(0 <= layer < len(self.plan.state.kv), "no such KV layer")
         spec = self.plan.state.kv[layer]
         _need(spec.k_dim == spec.v_dim == dim and spec.kv_heads == kv_heads > 0, f"KV layer {layer}: shapes differ")
-        k, v = self._units[layer]
-        return {at.O_N: dim, at.O_D: kv_heads, at.O_A: k, at.O_B: v}
+        k = kv.key_bytes(self.fmt, dim)
+        head = {at.O_B: k + kv.value_bytes(self.fmt, dim), at.O_F: k}
+        return {at.O_N: dim, at.O_D: kv_heads, at.O_A: self._layers[layer]} | head
 
     def _storekv(self, op: StoreKV) -> None:
         _need(0 <= op.layer < len(self.plan.state.kv), "no such KV layer")
         spec = self.plan.state.kv[op.layer]
         _need(op.k.width == op.v.width == spec.kv_heads * spec.k_dim, f"KV layer {op.layer}: widths differ")
         values = self._moved(op.k, op.k, op.v) | self._kv(op.layer, spec.k_dim, spec.kv_heads)
-        self._append(("store", self.half), values)
+        self._append(("store", self.fmt), values)
 
     def _attend(self, op: Attend) -> None:
         _need(op.kv_heads > 0 and op.heads > 0 and op.heads % op.kv_heads == 0, "heads do not share KV heads evenly")
@@ -191,8 +196,10 @@ class Builder:
         group = op.heads // op.kv_heads
         values = self._moved(op.q, op.out) | self._kv(op.layer, op.head_dim, op.kv_heads)
         values |= {at.O_C: group, at.O_E: op.window, at.O_VALUE: bits(op.scale)}
-        row = Row([("attend", self.half)], values)
+        row = Row([("attend", self.fmt)], values)
         self.phases.append(Phase(at.ATTEND, self._head, [row], heads=op.kv_heads, split=group))
+        # shares a phase with what follows: what was cut by positions becomes results
+        self._append(_COMBINE, values | {at.O_Y: -(-op.out.width // 32)})
 
     # --- products -----------------------------------------------------------------------------------------------
     def _same_input(self, ops: tuple[Op, ...], first: int) -> list[MatMul]:
@@ -237,28 +244,6 @@ class Builder:
         values |= {at.O_N: w.cols // 32 if w.quantised else w.cols}
         values |= {at.O_C: m.vectors[op.bias] if op.bias is not None else 0}
         return Row([("matmul", w.type_name, n) for n in self.widths], values)
-
-
-def kv_units(plan: Plan, kv_type: KVType) -> list[tuple[int, int]]:
-    """(K, V) of each KV layer: the bytes that one position takes in front of them in a slot."""
-    units, total = [], 0
-    for spec in plan.state.kv:
-        k = spec.kv_heads * spec.k_dim * kv_type.value_bytes
-        units.append((total, total + k))
-        total += k + spec.kv_heads * round_up(spec.v_dim, 16) * kv_type.value_bytes
-    units.append((total, total))
-    return units
-
-
-def kv_planes(plan: Plan, kv_type: KVType) -> list[tuple[int, int]]:
-    """(bytes of a position in front of it, bytes of a position in it) of each head's K and V, which lie in one piece."""
-    planes, at = [], 0
-    for spec in plan.state.kv:
-        for width in (spec.k_dim, round_up(spec.v_dim, 16)):
-            for _ in range(spec.kv_heads):
-                planes.append((at, width * kv_type.value_bytes))
-                at += width * kv_type.value_bytes
-    return planes
 
 
 def encode(phases: list[Phase], resolve: Callable[[Key], int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
