@@ -49,11 +49,11 @@ def post_load(app: App, request: Request, responder: Responder) -> None:
     _accept(responder, {"status": "loading", "name": spec.name, "slot": entry.index}, spec.name)
 
 
-def load_fields(app: App, fields: Fields) -> ModelSpec:
-    """What is to be loaded.  Raises PantheonError for a field that is wrong."""
+def load_fields(app: App, fields: Fields, confine: bool = True) -> ModelSpec:
+    """What is to be loaded.  Raises PantheonError for a field that is wrong; confine False takes the path as it is."""
     if fields.flag("quantize", False):
         raise fields.fault("quantize", "is not supported: load a file that is quantised already")
-    path = confined(fields.text("path"), app.model_roots)
+    path = confined(fields.text("path"), app.model_roots) if confine else str(fields.text("path"))
     name = _name(fields, default_name(path))
     dies = _dies(fields)
     app.registry.dies.check(dies or ())

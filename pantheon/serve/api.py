@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pantheon.serve import admin, admin_views, completions, health, models_api, one_model, openai_chat
+from pantheon.serve import admin, admin_views, completions, dry_run, health, models_api, one_model, openai_chat
 from pantheon.serve.context import App
 from pantheon.serve.routes import Router
 
@@ -28,6 +28,7 @@ def build_router(app: App) -> Router:
         ("GET", "/admin/dies", admin_views.get_dies),
         ("GET", "/admin/memory", admin_views.get_memory),
         ("GET", "/admin/sched", admin_views.get_sched),
+        ("GET", "/admin/plan", dry_run.get_plan),
         ("GET", "/m/", one_model.get),
         ("POST", "/m/", one_model.post),
     ):

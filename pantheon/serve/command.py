@@ -14,13 +14,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pantheon import log, settings
+from pantheon.accel.die_manager import DieManager
+from pantheon.errors import PantheonError
+from pantheon.mem import memwatch
 from pantheon.progress import Progress
 from pantheon.serve.api import build_router
 from pantheon.serve.context import App
+from pantheon.serve.die_feed import feed_dies
 from pantheon.serve.dry_run import dry_run
 from pantheon.serve.flags import (
     add_serve_parser,
@@ -31,11 +36,16 @@ from pantheon.serve.flags import (
     model_specs,
 )
 from pantheon.serve.http_server import PantheonServer
-from pantheon.serve.loading import LoadOptions, StartUp
+from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp
+from pantheon.serve.registry import Registry
+from pantheon.serve.router_client import RouterClient, registered
+from pantheon.serve.router_client import check_settings as check_router
 
 __all__ = ["add_serve_parser", "run_serve"]
 
 STOP_S = 4.0
+#: a router that was told to forget this server may have a request on its way
+QUIET_S = 1.0
 _NOTICE_S = 0.25
 _log = log.logger("serve")
 
@@ -45,31 +55,80 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal.  Returns the exit code; raises PantheonError when the server can not start at all."""
     log.setup(args.log_level)
     settings.check_all()
+    config = http_config(args)
     specs = model_specs(args.models, args.no_model)
-    options = LoadOptions(ctx=args.ctx, threads=args.threads, kv_type=args.kv_type)
-    app = App(
+    app = _app(args, specs)
+    rows = configuration(args, app.model_roots)
+    if args.dry_run:
+        return dry_run(app, specs, rows)
+    check_router(config.host)
+    log_configuration(rows)
+    # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    _on_signals(events)
+    server = PantheonServer(build_router(app), config)
+    start_up = StartUp(app.registry, specs, app.load_options)
+    with _watching(app), registered(app.registry, server.url, config.api_keys) as router:
+        server.start()
+        _log.info("listening %s", log.fields(url=server.url))
+        start_up.start(lambda: events.put("loaded"), _reporter())
+        code = _wait(events, start_up)
+        if router is not None and code == 0:
+            _part(app, server, router, events)
+    _stop(app, server, start_up, code)
+    return code
+
+
+def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
+    dies = DieManager.discover()
+    for spec in specs:
+        dies.check(spec.dies or ())
+    options = LoadOptions(ctx=args.ctx, threads=args.threads, kv_type=args.kv_type, watch=memwatch.from_settings())
+    return App(
+        registry=Registry(dies=dies),
         load_options=options,
         model_roots=model_roots(args, specs),
         strict_model=args.strict_model,
         request_timeout_s=args.request_timeout,
         loop_guard=args.loop_guard,
     )
-    config = http_config(args)
-    rows = configuration(args)
-    if args.dry_run:
-        return dry_run(app, specs, rows)
-    log_configuration(rows)
-    # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
-    events: queue.SimpleQueue[str] = queue.SimpleQueue()
-    _on_signals(events)
-    server = PantheonServer(build_router(app), config)
-    start_up = StartUp(app.registry, specs, options)
-    server.start()
-    _log.info("listening %s", log.fields(url=server.url))
-    start_up.start(lambda: events.put("loaded"), _reporter())
-    code = _wait(events, start_up)
-    _stop(app, server, start_up, code)
-    return code
+
+
+@contextmanager
+def _watching(app: App) -> Iterator[None]:
+    """Watch the memory of the host and of the dies; where the host's can not be read, serve without [M199]."""
+    watch = app.memwatch
+    assert watch is not None
+    try:
+        watch.start()
+    except PantheonError as fault:
+        _log.warning("memory is not watched: loads and turns are admitted unseen %s", log.fields(why=fault.message))
+        yield
+        return
+    end = feed_dies(watch, app.dies)
+    try:
+        yield
+    finally:
+        end()
+        watch.stop()
+
+
+def _part(app: App, server: PantheonServer, router: RouterClient, events: queue.SimpleQueue[str]) -> None:
+    """Leave a router without losing what it still sends: tell it, then answer until nothing has come for a while.
+
+    Ends early when a second signal comes.
+    """
+    app.draining.set()
+    router.stop()
+    until = time.monotonic() + settings.get("PANTHEON_DRAIN_S")
+    _log.info("draining %s", log.fields(seconds=settings.get("PANTHEON_DRAIN_S")))
+    quiet_since = time.monotonic()
+    while (now := time.monotonic()) < until and events.empty():
+        if app.metrics.value("requests_in_flight") or server.connections:
+            quiet_since = now
+        if now - quiet_since >= QUIET_S:
+            return
+        time.sleep(0.05)
 
 
 def _wait(events: queue.SimpleQueue[str], start_up: StartUp) -> int:
@@ -93,9 +152,9 @@ def _stop(app: App, server: PantheonServer, start_up: StartUp, code: int) -> Non
     """End what runs; what does not end in time is left to the end of the process."""
     deadline = time.monotonic() + STOP_S
     server.stop(STOP_S)
-    while (server.connections or start_up.running) and time.monotonic() < deadline:
+    while (server.connections or start_up.running or app.jobs.running) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if server.connections or start_up.running:
+    if server.connections or start_up.running or app.jobs.running:
         # a thread in compiled code can not be asked to end, and must not meet an interpreter that is being taken down
         _log.info("stopped %s", log.fields(unfinished=[t.name for t in threading.enumerate()][1:]))
         sys.stderr.flush()

@@ -6,7 +6,6 @@ Turns words into values and refuses what makes no sense; starts nothing.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--dry-run", action="store_true", help="print the configuration and what the models need, load nothing; exit code 1 when they do not fit")  # fmt: skip # noqa: E501
     add("--ctx", type=_whole(2, 1 << 24), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
     add("--threads", type=_whole(1, 1024), metavar="N", help="compute threads (default: one for each physical core)")
-    add("--kv-type", choices=("f32", "f16"), help="number format of the KV cache")
+    add("--kv-type", choices=("f32", "f16", "q8_0"), help="number format of the KV cache")
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501
     add("--strict-model", action="store_true", help="404 for a request that names another model, even if only one is loaded")  # fmt: skip # noqa: E501
     add("--port", type=_whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
@@ -152,17 +151,24 @@ def model_specs(models: Sequence[dict[str, Any]], empty: bool = False) -> list[M
         if path is None:
             path = str(need_default_model())
             _log.info("no --model given, using the model of %s %s", DISTRIBUTION, log.fields(file=path))
-        if dies := model.get("dies"):
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            among = "this machine has none" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
-            raise PantheonError(f"--dies: there is no die {dies[0]} ({among}); leave --dies out to use the CPU")
-        specs.append(ModelSpec(path, model.get("name") or default_name(path)))
-    names = [spec.name for spec in specs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise PantheonError(f"two models are named {twice[0]!r}; tell them apart with --name")
+        specs.append(ModelSpec(path, model.get("name") or default_name(path), dies=model.get("dies")))
+    _check_names(specs)
     if len(specs) > MR_MAX_MODELS:
         raise PantheonError(f"{len(specs)} models; at most {MR_MAX_MODELS} can be loaded")
     return specs
+
+
+def _check_names(specs: Sequence[ModelSpec]) -> None:
+    """One name twice is one model on two dies, which must be named [M004, K11]."""
+    by_name: dict[str, list[ModelSpec]] = {}
+    for spec in specs:
+        by_name.setdefault(spec.name, []).append(spec)
+    for name, same in by_name.items():
+        dies = [die for spec in same for die in spec.dies or ()]
+        if len(same) > 1 and not (all(spec.dies for spec in same) and len(set(dies)) == len(dies)):
+            raise PantheonError(
+                f"two models are named {name!r}; tell them apart with --name, or place replicas on different --dies"
+            )
 
 
 def model_roots(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> tuple[Path, ...]:
@@ -229,12 +235,18 @@ _SECRET_FLAGS = {"api_key", "admin_key"}
 Row = tuple[str, str, str]
 
 
-def configuration(args: argparse.Namespace) -> list[Row]:
-    """(name, value, origin) of everything that decides how this server runs; origin: flag, env or default."""
+def configuration(args: argparse.Namespace, roots: Sequence[Path] = ()) -> list[Row]:
+    """(name, value, origin) of everything that decides how this server runs; origin: flag, env or default.
+
+    roots: the model folders in force.
+    """
     rows: list[Row] = []
     for dest in sorted(vars(args)):
         if dest not in _NOT_SETTINGS:
-            rows.append(("--" + dest.replace("_", "-"), *_flag_value(args, dest)))
+            value, origin = _flag_value(args, dest)
+            if dest == "model_root":
+                value = _shown([str(root) for root in roots])
+            rows.append(("--" + dest.replace("_", "-"), value, origin))
     for model in args.models:
         words = [model["path"] or "-", *(f"--{key} {_shown(model[key])}" for key in ("name", "dies") if key in model)]
         rows.append(("--model", " ".join(words), "flag"))

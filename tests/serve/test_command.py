@@ -59,7 +59,8 @@ def test_models_and_their_names() -> None:
     ("words", "part"),
     [
         (["--model", "a/X.gguf", "--model", "b/X.gguf"], "--name"),
-        (["--model", "X", "--dies", "0"], "there is no die 0"),
+        (["--model", "X", "--name", "a", "--dies", "0", "--model", "X", "--name", "a"], "different --dies"),
+        (["--model", "X", "--dies", "0,1", "--model", "X", "--dies", "1,2"], "different --dies"),
         ([word for i in range(17) for word in ("--model", "x", "--name", f"m{i}")], "at most 16"),
     ],
 )
@@ -68,10 +69,18 @@ def test_models_that_can_not_be_placed(words: list[str], part: str) -> None:
         flags.model_specs(parse(*words).models)
 
 
-def test_dies_are_counted_as_cuda_visible_devices_does_M005(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(PantheonError, match="CUDA_VISIBLE_DEVICES"):
-        flags.model_specs(parse("--model", "X", "--dies", "1").models)
+def test_one_name_on_different_dies_is_a_model_with_replicas_M002_M004() -> None:
+    two = flags.model_specs(parse("--model", "X", "--dies", "0", "--model", "X", "--dies", "2,1").models)
+    assert [(spec.name, spec.dies) for spec in two] == [("X", (0,)), ("X", (2, 1))]
+
+
+def test_dies_are_counted_as_cuda_visible_devices_does_M005(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(["serve", "--model", str(TINY), "--dies", "1"]) == 1
+    assert "there is no die 1" in (err := capsys.readouterr().err) and "CUDA_VISIBLE_DEVICES" in err
+    monkeypatch.setenv("PN_VIRTUAL_DIES", "2x64MiB")
+    assert cli.main(["serve", "--model", str(TINY), "--dies", "2"]) == 1
+    assert "numbered from 0 to 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
