@@ -29,10 +29,12 @@ from pantheon.accel.cpu.fields import (
 )  # fmt: skip
 from pantheon.accel.cpu.layouts import ACT_BYTES, FLOATS, KINDS, ROWS
 from pantheon.accel.cpu.tiles import tile_add, tile_fma, tile_store, tile_store_add, tile_zero
-from pantheon.accel.cpu.vec import ld_f32, ld_i64, load_bf16, load_f16, load_f32, st_f32
+from pantheon.accel.cpu.vec import ld_f32, ld_i64, load_bf16, load_f16, load_f32, prefetch, st_f32
 
 #: columns that pass over the row groups together: their activations fit the second cache
 STRIP = 128
+#: bytes of weights that are asked for ahead of their use: memory answers about that much later
+AHEAD = 1024
 
 
 @cache.jit
@@ -60,6 +62,7 @@ def store_group(f, n, row, ctx, thread, g, column):  # type: ignore[no-untyped-d
 
 def _make_quantised(KIND, N, SUP, QUANT, HEAD, SUB):  # type: ignore[no-untyped-def]
     SCALE, ACT = HEAD + SUP * SUB, N * ACT_BYTES
+    SCALE_AHEAD = AHEAD * SCALE // (SUP * QUANT)
 
     @cache.kernel
     def matmul(row, ctx, thread, g0, g1, phase):  # type: ignore[no-untyped-def]
@@ -74,8 +77,13 @@ def _make_quantised(KIND, N, SUP, QUANT, HEAD, SUB):  # type: ignore[no-untyped-
                     a = act + column * blocks * ACT_BYTES
                     for _ in range(blocks // SUP):
                         d, m = header(KIND, s, 0), header(KIND, s, 1)
+                        fresh = column == strip  # later tiles find the group's weights in the first cache
+                        if fresh:
+                            prefetch(s + SCALE_AHEAD, SCALE)
                         s += HEAD
                         for _ in range(SUP):
+                            if fresh:
+                                prefetch(q + AHEAD, QUANT)
                             f = block(f, KIND, q, s, d, m, a)
                             q += QUANT
                             s += SUB

@@ -186,6 +186,11 @@ def st_i32(ctx, b, addr, x):  # type: ignore[no-untyped-def]
 
 
 @op(types.void, _i64, _i64)
+def st_u8(ctx, b, addr, x):  # type: ignore[no-untyped-def]
+    b.store(b.trunc(x, I8), at(b, addr, I8), align=1)
+
+
+@op(types.void, _i64, _i64)
 def st_u16(ctx, b, addr, x):  # type: ignore[no-untyped-def]
     b.store(b.trunc(x, I16), at(b, addr, I16), align=1)
 
@@ -243,6 +248,21 @@ def swap_pairs(ctx, b, v):  # type: ignore[no-untyped-def]
     return b.fmul(r, ir.Constant(V_F32, [F32(-1.0), F32(1.0)] * 8))
 
 
+@intrinsic(prefer_literal=True)
+def prefetch(tyctx, addr, nbytes):  # type: ignore[no-untyped-def]
+    """Ask for the cache lines of the next `nbytes` (a constant) at addr; harmless wherever it points."""
+    lines = range(0, nbytes.literal_value, 64)
+
+    def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+        line = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        fn = cgutils.get_or_insert_function(b.module, line, "llvm.prefetch.p0")
+        for offset in lines:
+            b.call(fn, [at(b, b.add(args[0], I64(offset)), I8), I32(0), I32(3), I32(1)])  # read, keep, data
+        return ctx.get_dummy_value()
+
+    return types.void(_i64, nbytes), codegen
+
+
 # --- arithmetic -------------------------------------------------------------------------------------------------
 @op(f32x16, _f32)
 def splat(ctx, b, x):  # type: ignore[no-untyped-def]
@@ -277,6 +297,11 @@ def fma(ctx, b, x, y, z):  # type: ignore[no-untyped-def]
 @op(f32x16, f32x16, f32x16)
 def vmax(ctx, b, x, y):  # type: ignore[no-untyped-def]
     return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@op(f32x16, f32x16, f32x16)
+def vmin(ctx, b, x, y):  # type: ignore[no-untyped-def]
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
 
 
 @op(f32x16, f32x16)
