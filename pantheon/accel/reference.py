@@ -23,12 +23,24 @@ from pantheon.plan.state_spec import KVType
 Array = NDArray[np.float32]
 
 
+def round_q8_0(rows: Array) -> Array:
+    """float32 rows [..., dim] as a Q8_0 cache gives them back: int8 times one F16 scale for every 32 dims."""
+    dim = rows.shape[-1]
+    padded = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -dim % 32)])
+    blocks = padded.reshape(*rows.shape[:-1], -1, 32).astype(np.float32)
+    top = np.abs(blocks).max(axis=-1, keepdims=True)
+    scale = (top * np.float32(1 / 127)).astype(np.float16).astype(np.float32)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    values = np.clip(np.rint(blocks * inverse), -127, 127) * scale
+    return values.reshape(padded.shape)[..., :dim].astype(np.float32)
+
+
 class ReferenceState:
-    """KV rows: per layer k and v, float32 (or float16) [n_slots, n_ctx, kv_heads, dim]."""
+    """KV rows: per layer k and v [n_slots, n_ctx, kv_heads, dim], float32 or float16; Q8_0 as floats, rounded."""
 
     def __init__(self, plan: Plan, n_slots: int, n_ctx: int, kv_type: KVType) -> None:
         self.n_slots, self.n_ctx = n_slots, n_ctx
-        dtype = np.float32 if kv_type is KVType.F32 else np.float16
+        dtype = np.float16 if kv_type is KVType.F16 else np.float32
         self.k = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.k_dim), dtype) for kv in plan.state.kv]
         self.v = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.v_dim), dtype) for kv in plan.state.kv]
 
@@ -143,8 +155,10 @@ class ReferenceRunner:
 
     def _store_kv(self, op: StoreKV, call: _Call) -> None:
         kv, at = self.plan.state.kv[op.layer], (call.columns.slots, call.columns.positions)
-        call.state.k[op.layer][at] = call.get(op.k).reshape(-1, kv.kv_heads, kv.k_dim)
-        call.state.v[op.layer][at] = call.get(op.v).reshape(-1, kv.kv_heads, kv.v_dim)
+        rows = (call.get(op.k).reshape(-1, kv.kv_heads, kv.k_dim), call.get(op.v).reshape(-1, kv.kv_heads, kv.v_dim))
+        if self.kv_type is KVType.Q8_0:
+            rows = (round_q8_0(rows[0]), round_q8_0(rows[1]))
+        call.state.k[op.layer][at], call.state.v[op.layer][at] = rows
 
     def _attend(self, op: Attend, call: _Call) -> None:
         """Column by column: the whole score row of a query is in view."""

@@ -75,7 +75,8 @@ def load_model(
     """Load a GGUF file (or `script:FILE.json`).
 
     ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu" or "reference".
-    threads: default = physical cores.  kv_type: "f32" or "f16"; default f16 for quantised weights, f32 otherwise.
+    threads: default = physical cores.  kv_type: "f32", "f16" or "q8_0"; default f16 for quantised weights, f32
+    otherwise.
     Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
     """
     seams.hit("load")
@@ -230,7 +231,7 @@ def pick_kv_type(kv_type: str | None, executor: str, file: GGUFFile, plan: Plan)
     """The cache is as precise as the weights: float16 for quantised files, float32 otherwise and in the oracle."""
     if kv_type is not None:
         if kv_type not in [k.value for k in KVType]:
-            raise BadRequest(f"unknown kv_type {kv_type!r}; known: f32, f16", param="kv_type")
+            raise BadRequest(f"unknown kv_type {kv_type!r}; known: {', '.join(k.value for k in KVType)}", param="kv_type")
         return KVType(kv_type)
     types = {file.tensors[m.tensor].type.name for m in plan.matrices()}
     return KVType.F32 if executor == "reference" or types <= _PRECISE else KVType.F16

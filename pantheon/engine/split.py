@@ -58,8 +58,7 @@ def layers_of(plan: Plan, sizes: Mapping[str, int], total_bytes: int, kv_type: K
         weights[-1] += sum(sizes.get(name, 0) for name in names if name not in seen)
         seen.update(names)
         if isinstance(op, StoreKV):
-            spec = plan.state.kv[op.layer]
-            kv[-1] += spec.kv_heads * (spec.k_dim + spec.v_dim) * kv_type.value_bytes
+            kv[-1] += plan.state.kv[op.layer].bytes_per_token(kv_type)
     scale = total_bytes / sum(weights) if sum(weights) else 0.0
     edges = [round(scale * edge) for edge in (0.0, *accumulate(weights))]
     return Layers(tuple(b - a for a, b in pairwise(edges)), tuple(kv))

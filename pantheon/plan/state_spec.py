@@ -7,15 +7,17 @@ from enum import Enum
 
 
 class KVType(Enum):
-    """Number format of the KV cache.  Q8_0 and Q4_0 come with the degradation ladder."""
+    """Number format of the KV cache.  Q8_0: int8 with one F16 scale for every 32 dims of a head's row."""
 
     F32 = "f32"
     F16 = "f16"
+    Q8_0 = "q8_0"
 
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of one cached value."""
-        return 4 if self is KVType.F32 else 2
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of one head's K or V at one position."""
+        if self is KVType.Q8_0:
+            return dim + 2 * -(-dim // 32)
+        return dim * (4 if self is KVType.F32 else 2)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class KVSpec:
     v_dim: int
     window: int = 0
 
+    def bytes_per_token(self, kv_type: KVType) -> int:
+        """Bytes of one position in this layer."""
+        return self.kv_heads * (kv_type.row_bytes(self.k_dim) + kv_type.row_bytes(self.v_dim))
+
 
 @dataclass(frozen=True)
 class StateSpec:
@@ -36,8 +42,7 @@ class StateSpec:
 
     def bytes_per_token(self, kv_type: KVType) -> int:
         """KV bytes that one more position of one slot costs."""
-        values = sum(layer.kv_heads * (layer.k_dim + layer.v_dim) for layer in self.kv)
-        return values * kv_type.value_bytes
+        return sum(layer.bytes_per_token(kv_type) for layer in self.kv)
 
     def slot_bytes(self, kv_type: KVType, n_ctx: int) -> int:
         """Bytes of one slot that can hold n_ctx positions."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pantheon.accel.executor import Columns, RawTensor
-from pantheon.accel.reference import ReferenceExecutor, ReferenceRunner
+from pantheon.accel.reference import ReferenceExecutor, ReferenceRunner, round_q8_0
 from pantheon.models.architectures import make_plan
 from pantheon.plan.state_spec import KVType
 from tests.models.test_llama import VOCAB, metadata, shapes
@@ -70,12 +70,23 @@ def test_a_reset_slot_answers_like_a_new_one() -> None:
     assert np.array_equal(run.forward(state, Columns.of_slot(IDS, 0)), fresh)
 
 
-def test_half_precision_cache_is_close() -> None:
-    exact, half = (runner(kv).forward for kv in (KVType.F32, KVType.F16))
+@pytest.mark.parametrize(("kv_type", "bound"), [(KVType.F16, 0.05), (KVType.Q8_0, 0.2)])
+def test_a_smaller_cache_is_close(kv_type: KVType, bound: float) -> None:
+    exact, less = (runner(kv).forward for kv in (KVType.F32, kv_type))
     columns = Columns.of_slot(IDS, 0, wanted="all")
     a = exact(runner().new_state(1, 64), columns)
-    b = half(runner(KVType.F16).new_state(1, 64), columns)
-    assert 0 < np.abs(a - b).max() < 0.05
+    b = less(runner(kv_type).new_state(1, 64), columns)
+    assert 0 < np.abs(a - b).max() < bound
+
+
+def test_q8_0_rounds_to_half_a_step_of_its_block() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
+    rows[7, :32], rows[8, 32:] = 0, 1e-9
+    got = round_q8_0(rows)
+    for dims in (slice(0, 32), slice(32, 40)):
+        step = np.abs(rows[:, dims]).max(axis=1, keepdims=True) / 127
+        assert (np.abs(got - rows)[:, dims] <= 0.51 * step + 1e-8).all()
+    assert np.array_equal(round_q8_0(got), got), "what was rounded stays"
 
 
 def test_every_weight_is_released_once() -> None:

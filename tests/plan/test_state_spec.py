@@ -10,9 +10,9 @@ from pantheon.plan.state_spec import KVSpec, KVType, StateSpec
 SMOLLM2 = StateSpec((KVSpec(3, 64, 64),) * 30)
 
 
-@pytest.mark.parametrize(("kv_type", "per_value"), [(KVType.F16, 2), (KVType.F32, 4)])
+@pytest.mark.parametrize(("kv_type", "per_value"), [(KVType.F16, 2), (KVType.F32, 4), (KVType.Q8_0, 34 / 32)])
 def test_bytes_per_token_and_slot(kv_type: KVType, per_value: int) -> None:
-    assert kv_type.value_bytes == per_value
+    assert kv_type.row_bytes(64) == 64 * per_value
     assert SMOLLM2.bytes_per_token(kv_type) == 30 * 3 * 128 * per_value
     assert SMOLLM2.slot_bytes(kv_type, 2048) == 30 * 3 * 128 * per_value * 2048
 
@@ -27,4 +27,8 @@ def test_a_state_without_kv_costs_nothing_here() -> None:
 
 
 def test_types_are_found_by_the_name_a_flag_uses() -> None:
-    assert [KVType("f16"), KVType("f32")] == [KVType.F16, KVType.F32]
+    assert [KVType("f16"), KVType("f32"), KVType("q8_0")] == [KVType.F16, KVType.F32, KVType.Q8_0]
+
+
+def test_q8_0_rows_have_a_scale_for_every_32_dims_begun() -> None:
+    assert [KVType.Q8_0.row_bytes(dim) for dim in (32, 33, 80)] == [34, 37, 86]

@@ -29,8 +29,8 @@ class Arena:
         if huge and hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(self._map, np.uint8)
-        skip = -whole.ctypes.data % HUGE if huge else 0
-        self._bytes: NDArray[np.uint8] = whole[skip : skip + self.capacity]
+        self._skip = -whole.ctypes.data % HUGE if huge else 0
+        self._bytes: NDArray[np.uint8] = whole[self._skip : self._skip + self.capacity]
         self.address: int = self._bytes.ctypes.data
         self.used = 0
 
@@ -50,8 +50,8 @@ class Arena:
         self._bytes[target : target + nbytes] = self._bytes[source : source + nbytes]
 
     def drop(self, start: int, nbytes: int) -> None:
-        """Give the pages of a page-aligned part back; they read as zeros again.  Not for huge arenas."""
-        self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
+        """Give the pages of a page-aligned part back; they read as zeros again."""
+        self._map.madvise(mmap.MADV_DONTNEED, self._skip + start, nbytes)
 
 
 def address(array: NDArray[np.generic]) -> int:

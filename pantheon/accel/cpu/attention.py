@@ -1,12 +1,11 @@
-"""KV store and causal attention.
+"""Causal attention over the cached keys and values of `kv`, and the merge of its partial sums.
 
-KV of one slot and layer: K [kv_heads][rows/16][dim][16 positions], V [kv_heads][rows][dim padded to 16], rows a
-multiple of BLOCK.  Sixteen scores come from `dim` FMAs with no horizontal sums.
-
-Softmax runs online over blocks of BLOCK positions counted from position 0 (flash attention; Dao et al. 2022,
-Milakov & Gimelshein 2018), so a column's numbers depend on nothing but its own position: four queries share one pass
-over K and V, but each takes the operations, in the order, that it would take alone.
-Nothing behind a column's position is ever read into its result: stale rows do not matter.
+Softmax runs online over blocks of positions (flash attention; Dao et al. 2022, Milakov & Gimelshein 2018).  Sums over
+each SPAN of positions, counted from 0, stand alone and are merged in ascending order, whoever computed them: so one
+query over a long context can be cut between threads, and a column's numbers depend on nothing but its own position.
+A query is a (column, head): those that share a KV head pass over a block together, in register tiles, but each takes
+the operations, in the order, that it would take alone.  Nothing behind a column's position is ever read into its
+result: stale rows do not matter.
 """
 
 from __future__ import annotations
@@ -17,33 +16,35 @@ import numpy as np
 from numba import float32
 
 from pantheon.accel.cpu import cache
-from pantheon.accel.cpu.arena import round_up
 from pantheon.accel.cpu.fields import (
+    C_BLOCK_BYTES,
     C_KV,
+    C_PARTIALS,
     C_POSITIONS,
-    C_ROWS,
     C_SCRATCH,
     C_SCRATCH_BYTES,
     C_SLOT_BYTES,
     C_SLOTS,
+    C_SPANS,
     O_A,
     O_B,
     O_C,
     O_D,
     O_E,
+    O_F,
     O_N,
     O_OUT,
     O_OUT_BYTES,
     O_VALUE,
     O_X,
     O_X_BYTES,
-    O_Y,
-    O_Y_BYTES,
     P_COLUMNS,
     P_PARTS,
     P_SPAN,
 )  # fmt: skip
-from pantheon.accel.cpu.tiles import tile_fma, tile_load, tile_store, tile_zero
+from pantheon.accel.cpu.grids import grid_fma, grid_load, grid_scale, grid_store
+from pantheon.accel.cpu.kv import BLOCK, QUERIES, SCORES, SPAN, STATE, STATE_SUM, TILE
+from pantheon.accel.cpu.tiles import tile_zero
 from pantheon.accel.cpu.vec import (
     add,
     exp,
@@ -54,38 +55,30 @@ from pantheon.accel.cpu.vec import (
     ld_f32,
     ld_i32,
     ld_i64,
-    ld_u16,
     load_f16,
     load_f32,
     mul,
     splat,
     st_f32,
     st_i64,
-    st_u16,
-    store_f16,
     store_f32,
     sub,
     vmax,
 )  # fmt: skip
 
-#: positions of one step of the online softmax
-BLOCK = 64
-#: queries that share one pass over K and V
-QUERIES = 4
-
-# Per-thread scratch: queries [dim][QUERIES], scores [QUERIES][BLOCK], then for each query {max, sum, correction} and
-# the weighted sum of V.
-_SCORES, _STATE, _CORRECTION = 4 * BLOCK, 64, 8
-
-
-def scratch_bytes(dim: int) -> int:
-    """What one thread needs for heads of `dim`."""
-    return 4 * QUERIES * dim + QUERIES * _SCORES + QUERIES * (_STATE + 4 * round_up(dim, 16)) + 256
+#: vectors abreast by queries of a tile: 8 to 12 sums of 8 floats in flight, and no more than 16 registers
+_ABREAST = {1: 4, 2: 2, 3: 1, 4: 1, 6: 1}
 
 
 @cache.jit
-def softmax_step(scores, state, lo, hi):  # type: ignore[no-untyped-def]
-    """scores lo … hi-1 of a block become weights relative to the new maximum; max, sum and correction move on."""
+def _step(dim):  # type: ignore[no-untyped-def]
+    """Bytes of a query's softmax state."""
+    return STATE + 4 * ((dim + 15) // 16 * 16)
+
+
+@cache.jit
+def softmax_step(scores, state, dim, lo, hi):  # type: ignore[no-untyped-def]
+    """scores lo … hi-1 of a block become weights relative to the new maximum; maximum, sum and V's sum move on."""
     top = splat(float32(-np.inf))
     for i in range(lo // 16, (hi + 15) // 16):
         v = keep_lanes(load_f32(scores + 64 * i), lo - 16 * i, hi - 16 * i)
@@ -99,10 +92,30 @@ def softmax_step(scores, state, lo, hi):  # type: ignore[no-untyped-def]
         p = exp(sub(load_f32(scores + 64 * i), m))
         store_f32(scores + 64 * i, p)
         total = add(total, p)
-    correction = hmax(exp(splat(before - after)))
+    scale = exp(splat(before - after))
     st_f32(state, after)
-    st_f32(state + 4, ld_f32(state + 4) * correction + hsum(total))
-    st_f32(state + _CORRECTION, correction)
+    st_f32(state + STATE_SUM, ld_f32(state + STATE_SUM) * hmax(scale) + hsum(total))
+    for j in range(STATE, _step(dim), 64):
+        store_f32(state + j, mul(load_f32(state + j), scale))
+
+
+@cache.jit
+def copy_state(to, state, dim):  # type: ignore[no-untyped-def]
+    """A query's first span."""
+    for j in range(0, _step(dim), 64):
+        store_f32(to + j, load_f32(state + j))
+
+
+@cache.jit
+def merge(total, state, dim):  # type: ignore[no-untyped-def]
+    """total takes a later span in."""
+    m, n = ld_f32(total), ld_f32(state)
+    top = max(m, n)
+    a, b = exp(splat(m - top)), exp(splat(n - top))
+    st_f32(total, top)
+    st_f32(total + STATE_SUM, ld_f32(total + STATE_SUM) * hmax(a) + ld_f32(state + STATE_SUM) * hmax(b))
+    for j in range(STATE, _step(dim), 64):
+        store_f32(total + j, fma(load_f32(total + j), a, mul(load_f32(state + j), b)))
 
 
 @cache.jit
@@ -112,140 +125,141 @@ def _clip(position, base, window):  # type: ignore[no-untyped-def]
     return lo, min(BLOCK, position + 1 - base)
 
 
-def _make_add_values(HALF):  # type: ignore[no-untyped-def]
-    SIZE = 2 if HALF else 4
+def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
+    NA, STEP = N * A, (64, 32, 16)[FMT]
 
     @cache.jit
-    def add_values(v, scores, o, dim, j, lo, hi):  # type: ignore[no-untyped-def]
-        """One query's 16 sums at o over positions lo … hi-1."""
-        padded = (dim + 15) // 16 * 16
-        f = load_f32(o)
-        for p in range(lo, hi):
-            at = v + (p * padded + j) * SIZE
-            f = fma(load_f16(at) if HALF else load_f32(at), splat(ld_f32(scores + 4 * p)), f)
-        store_f32(o, f)
+    def take_scores(k, queries, scores, dim, last):  # type: ignore[no-untyped-def]
+        """Scores of N queries over positions 0 … last-1 of the block, and of some behind that nobody looks at."""
+        apart = dim * STEP
+        for i in range(0, (last + 15) // 16, A):
+            at, to = k + i * apart, scores + 64 * i
+            if FMT == 2:
+                scales = k + BLOCK * dim + 32 * i
+                for first in range(0, dim, 32):
+                    f = tile_zero(NA)
+                    for d in range(first, min(dim, first + 32)):
+                        f = grid_fma(f, A, FMT, at + STEP * d, apart, queries + 4 * N * d, 4)
+                    if first:
+                        grid_scale(f, A, scales, to, 64, SCORES, 1)
+                    else:
+                        grid_scale(f, A, scales, to, 64, SCORES, 0)
+                    scales += 2 * BLOCK
+            else:
+                f = tile_zero(NA)
+                for d in range(dim):
+                    f = grid_fma(f, A, FMT, at + STEP * d, apart, queries + 4 * N * d, 4)
+                grid_store(f, A, to, 64, SCORES)
+
+    return take_scores
+
+
+def _make_add_values(FMT, N, A):  # type: ignore[no-untyped-def]
+    STEP = (64, 32, 16)[FMT]
+    A = min(A, 2) if FMT == 2 else A  # vectors abreast share their scales
+
+    @cache.jit
+    def weights(scales, scores, lo, hi):  # type: ignore[no-untyped-def]
+        """Q8_0: the weights of positions lo … hi-1 times their values' scales."""
+        spare = scores + TILE * SCORES
+        for c in range(N):
+            for i in range(lo // 16, (hi + 15) // 16):
+                at = c * SCORES + 64 * i
+                store_f32(spare + at, mul(load_f32(scores + at), load_f16(scales + 32 * i)))
+        return spare
+
+    @cache.jit
+    def add_values(v, scores, out, dim, lo, hi):  # type: ignore[no-untyped-def]
+        """N queries' sums at out, out + _step … go on over positions lo … hi-1."""
+        step, vectors, w, apart = _step(dim), (dim + 15) // 16, scores, BLOCK * STEP
+        j = 0
+        while j + A <= vectors:
+            if FMT == 2:
+                w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
+            f = grid_load(A, N, out + 64 * j, 64, step)
+            for p in range(lo, hi):
+                f = grid_fma(f, A, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
+            grid_store(f, A, out + 64 * j, 64, step)
+            j += A
+        while j < vectors:
+            if FMT == 2:
+                w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
+            g = grid_load(1, N, out + 64 * j, 64, step)
+            for p in range(lo, hi):
+                g = grid_fma(g, 1, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
+            grid_store(g, 1, out + 64 * j, 64, step)
+            j += 1
 
     return add_values
 
 
-_add_f32, _add_f16 = _make_add_values(0), _make_add_values(1)
-
-
-def _make_tile_block(HALF):  # type: ignore[no-untyped-def]
-    SIZE = 2 if HALF else 4
+def _make_tile_block(FMT, N, add_alone):  # type: ignore[no-untyped-def]
+    take_scores = _make_take_scores(FMT, N, _ABREAST[N])
+    add_values = _make_add_values(FMT, N, _ABREAST[N])
 
     @cache.jit
-    def tile_block(k, v, queries, scores, states, dim, n, bounds):  # type: ignore[no-untyped-def]
-        """Up to QUERIES queries over the block at k, v; bounds: (lo, hi) of each, what it sees of the block.
-
-        Positions that all see go through the tile, the others through the query alone, in ascending order.
-        """
-        padded = (dim + 15) // 16 * 16
-        step = _STATE + 4 * padded
+    def tile_block(k, v, queries, states, positions, scores, dim, base, window):  # type: ignore[no-untyped-def]
+        """N queries over the block of positions base …; positions that all see go through the tile, the others
+        through the query alone, in ascending order."""
+        step = _step(dim)
         first, end, last = 0, BLOCK, 0
-        for c in range(n):
-            lo, hi = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8)
-            first, end, last = max(first, lo), min(end, hi), max(last, hi)
-        end = max(first, end)
-        for i in range((last + 15) // 16):
-            f = tile_zero(QUERIES)
-            at = k + i * dim * 16 * SIZE
-            for d in range(dim):
-                x = load_f16(at + 16 * SIZE * d) if HALF else load_f32(at + 16 * SIZE * d)
-                f = tile_fma(f, x, queries + 4 * QUERIES * d, 4)
-            tile_store(f, scores + 64 * i, _SCORES)
-        for c in range(n):
-            lo, hi, state = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8), states + c * step
+        for c in range(N):
+            lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
+            first, end = max(first, lo), min(end, hi)
             if lo < hi:
-                softmax_step(scores + c * _SCORES, state, lo, hi)
-                scale = splat(ld_f32(state + _CORRECTION))
-                for j in range(0, padded, 16):
-                    o = state + _STATE + 4 * j
-                    store_f32(o, mul(load_f32(o), scale))
-                    if lo < first:
-                        if HALF:
-                            _add_f16(v, scores + c * _SCORES, o, dim, j, lo, min(first, hi))
-                        else:
-                            _add_f32(v, scores + c * _SCORES, o, dim, j, lo, min(first, hi))
-        for j in range(0, padded, 16):
-            o = states + _STATE + 4 * j
-            f = tile_load(QUERIES, o, step)
-            for p in range(first, end):
-                at = v + (p * padded + j) * SIZE
-                f = tile_fma(f, load_f16(at) if HALF else load_f32(at), scores + 4 * p, _SCORES)
-            tile_store(f, o, step)
-            for c in range(n):
-                lo, hi = ld_i64(bounds + 16 * c), ld_i64(bounds + 16 * c + 8)
-                if hi > end:
-                    if HALF:
-                        _add_f16(v, scores + c * _SCORES, o + c * step, dim, j, max(lo, end), hi)
-                    else:
-                        _add_f32(v, scores + c * _SCORES, o + c * step, dim, j, max(lo, end), hi)
+                last = max(last, hi)
+        end = max(first, end)
+        take_scores(k, queries, scores, dim, last)
+        for c in range(N):
+            lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
+            if lo < hi:
+                softmax_step(scores + c * SCORES, states + c * step, dim, lo, hi)
+                if lo < first:
+                    add_alone(v, scores + c * SCORES, states + c * step + STATE, dim, lo, min(first, hi))
+        if first < end:
+            add_values(v, scores, states + STATE, dim, first, end)
+        for c in range(N):
+            lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
+            if max(lo, end) < hi:
+                add_alone(v, scores + c * SCORES, states + c * step + STATE, dim, max(lo, end), hi)
 
     return tile_block
 
 
-def _make_one_block(HALF):  # type: ignore[no-untyped-def]
-    SIZE = 2 if HALF else 4
+@cache.jit
+def _width(left):  # type: ignore[no-untyped-def]
+    """Queries of the next tile: 6, or what leaves no lone query behind."""
+    if left >= 9 or left == 6:
+        return 6
+    if left == 5:
+        return 3
+    return min(left, 4)
+
+
+def _make_block_pass(FMT):  # type: ignore[no-untyped-def]
+    alone = _make_add_values(FMT, 1, _ABREAST[1])
+    t1, t2, t3, t4, t6 = (_make_tile_block(FMT, n, alone) for n in (1, 2, 3, 4, 6))
 
     @cache.jit
-    def one_block(k, v, queries, scores, state, dim, lo, hi):  # type: ignore[no-untyped-def]
-        """One query over positions lo … hi-1: the same sums as in tile_block, four vectors abreast to hide latency.
+    def block_pass(k, v, n, queries, states, positions, scores, dim, base, window):  # type: ignore[no-untyped-def]
+        """All n queries over one block, which stays in the first cache meanwhile."""
+        t = 0
+        while t < n:
+            w = _width(n - t)
+            q, s, p = queries + 4 * dim * t, states + _step(dim) * t, positions + 8 * t
+            if w == 6:
+                t6(k, v, q, s, p, scores, dim, base, window)
+            elif w == 4:
+                t4(k, v, q, s, p, scores, dim, base, window)
+            elif w == 3:
+                t3(k, v, q, s, p, scores, dim, base, window)
+            elif w == 2:
+                t2(k, v, q, s, p, scores, dim, base, window)
+            else:
+                t1(k, v, q, s, p, scores, dim, base, window)
+            t += w
 
-        All 64 scores are taken; softmax_step looks at lanes lo … hi-1 only, whatever lies in the others.
-        """
-        padded = (dim + 15) // 16 * 16
-        zero = splat(float32(0))
-        a0, a1, a2, a3 = zero, zero, zero, zero
-        apart = dim * 16 * SIZE
-        for d in range(dim):
-            q, at = splat(ld_f32(queries + 4 * QUERIES * d)), k + 16 * SIZE * d
-            a0 = fma(load_f16(at) if HALF else load_f32(at), q, a0)
-            a1 = fma(load_f16(at + apart) if HALF else load_f32(at + apart), q, a1)
-            a2 = fma(load_f16(at + 2 * apart) if HALF else load_f32(at + 2 * apart), q, a2)
-            a3 = fma(load_f16(at + 3 * apart) if HALF else load_f32(at + 3 * apart), q, a3)
-        store_f32(scores, a0)
-        store_f32(scores + 64, a1)
-        store_f32(scores + 128, a2)
-        store_f32(scores + 192, a3)
-        softmax_step(scores, state, lo, hi)
-        scale = splat(ld_f32(state + _CORRECTION))
-        j = 0
-        while j + 64 <= padded:
-            o = state + _STATE + 4 * j
-            a0, a1 = mul(load_f32(o), scale), mul(load_f32(o + 64), scale)
-            a2, a3 = mul(load_f32(o + 128), scale), mul(load_f32(o + 192), scale)
-            for p in range(lo, hi):
-                w, at = splat(ld_f32(scores + 4 * p)), v + (p * padded + j) * SIZE
-                a0 = fma(load_f16(at) if HALF else load_f32(at), w, a0)
-                a1 = fma(load_f16(at + 16 * SIZE) if HALF else load_f32(at + 16 * SIZE), w, a1)
-                a2 = fma(load_f16(at + 32 * SIZE) if HALF else load_f32(at + 32 * SIZE), w, a2)
-                a3 = fma(load_f16(at + 48 * SIZE) if HALF else load_f32(at + 48 * SIZE), w, a3)
-            store_f32(o, a0)
-            store_f32(o + 64, a1)
-            store_f32(o + 128, a2)
-            store_f32(o + 192, a3)
-            j += 64
-        while j < padded:
-            o = state + _STATE + 4 * j
-            a0 = mul(load_f32(o), scale)
-            for p in range(lo, hi):
-                at = v + (p * padded + j) * SIZE
-                a0 = fma(load_f16(at) if HALF else load_f32(at), splat(ld_f32(scores + 4 * p)), a0)
-            store_f32(o, a0)
-            j += 16
-
-    return one_block
-
-
-_f32_1, _f32_4, _f16_1, _f16_4 = _make_one_block(0), _make_tile_block(0), _make_one_block(1), _make_tile_block(1)
-
-
-@cache.jit
-def _where(ctx, slot, unit, head, dim_bytes):  # type: ignore[no-untyped-def]
-    """Address of one head's K or V: `unit` bytes a position lie before this layer's part of the slot."""
-    rows = ld_i64(ctx + C_ROWS)
-    return ld_i64(ctx + C_KV) + slot * ld_i64(ctx + C_SLOT_BYTES) + rows * (unit + head * dim_bytes)
+    return block_pass
 
 
 @cache.jit
@@ -264,128 +278,140 @@ def _scratch(ctx, thread):  # type: ignore[no-untyped-def]
 
 
 @cache.jit
-def _take_queries(row, ctx, first, n, c0, nr, r0, head, queries, states):  # type: ignore[no-untyped-def]
-    """Queries first … of a work item, scaled and interleaved, and fresh softmax states.  A query is (column, head)."""
-    dim, group = ld_i64(row + O_N), ld_i64(row + O_C)
-    scale = ld_f32(row + O_VALUE)
-    step = _STATE + 4 * ((dim + 15) // 16 * 16)
-    for j in range(n):
-        column = c0 + (first + j) // nr
-        q = ld_i64(row + O_X) + column * ld_i64(row + O_X_BYTES)
-        q += 4 * dim * (head * group + r0 + (first + j) % nr)
-        for d in range(dim):
-            st_f32(queries + 4 * (QUERIES * d + j), ld_f32(q + 4 * d) * scale)
-        st_f32(states + j * step, float32(-np.inf))
-        st_f32(states + j * step + 4, float32(0))
-        for d in range(0, dim, 16):
-            store_f32(states + j * step + _STATE + 4 * d, splat(float32(0)))
+def _take_queries(row, ctx, n, c0, nr, h0, queries, positions):  # type: ignore[no-untyped-def]
+    """Queries of columns c0 … and heads h0 … h0+nr-1: scaled, interleaved in each tile, with their positions."""
+    dim, scale = ld_i64(row + O_N), ld_f32(row + O_VALUE)
+    t = 0
+    while t < n:
+        w = _width(n - t)
+        for j in range(t, t + w):
+            column = c0 + j // nr
+            q = ld_i64(row + O_X) + column * ld_i64(row + O_X_BYTES) + 4 * dim * (h0 + j % nr)
+            to = queries + 4 * (dim * t + j - t)
+            for d in range(dim):
+                st_f32(to + 4 * w * d, ld_f32(q + 4 * d) * scale)
+            st_i64(positions + 8 * j, _position(ctx, column))
+        t += w
 
 
 @cache.jit
-def _put_results(row, first, n, c0, nr, r0, head, states):  # type: ignore[no-untyped-def]
-    """The weighted sums, divided by the sum of the weights."""
-    dim, group = ld_i64(row + O_N), ld_i64(row + O_C)
-    step = _STATE + 4 * ((dim + 15) // 16 * 16)
-    for j in range(n):
-        out = ld_i64(row + O_OUT) + (c0 + (first + j) // nr) * ld_i64(row + O_OUT_BYTES)
-        out += 4 * dim * (head * group + r0 + (first + j) % nr)
-        state = states + j * step
-        inverse = float32(1) / ld_f32(state + 4)
-        for d in range(dim):
-            st_f32(out + 4 * d, ld_f32(state + _STATE + 4 * d) * inverse)
+def _put(row, column, head, total, first, end):  # type: ignore[no-untyped-def]
+    """Dims first … end-1 of a head: the weighted sum divided by the sum of the weights."""
+    dim = ld_i64(row + O_N)
+    out = ld_i64(row + O_OUT) + column * ld_i64(row + O_OUT_BYTES) + 4 * dim * head
+    inverse = float32(1) / ld_f32(total + STATE_SUM)
+    for d in range(first, end):
+        st_f32(out + 4 * d, ld_f32(total + STATE + 4 * d) * inverse)
 
 
-def _make_attend(HALF):  # type: ignore[no-untyped-def]
-    SIZE = 2 if HALF else 4
+@cache.jit
+def _partial(ctx, row, column, head, span):  # type: ignore[no-untyped-def]
+    """Where the partial sums of a query's span lie."""
+    at = (column * ld_i64(row + O_D) * ld_i64(row + O_C) + head) * ld_i64(ctx + C_SPANS) + span
+    return ld_i64(ctx + C_PARTIALS) + at * _step(ld_i64(row + O_N))
+
+
+@cache.jit
+def _first_seen(position, window):  # type: ignore[no-untyped-def]
+    return max(0, position - window + 1) if window else 0
+
+
+def _make_attend(FMT):  # type: ignore[no-untyped-def]
+    block_pass = _make_block_pass(FMT)
+
+    @cache.jit
+    def span_pass(row, ctx, n, kv, span, queries, states, positions, scores):  # type: ignore[no-untyped-def]
+        """n queries of one slot, whose K and V of block 0 lie at kv, over the positions of one span."""
+        dim, window = ld_i64(row + O_N), ld_i64(row + O_E)
+        least, most = ld_i64(positions), ld_i64(positions)
+        for j in range(n):
+            least, most = min(least, ld_i64(positions + 8 * j)), max(most, ld_i64(positions + 8 * j))
+            state = states + j * _step(dim)
+            st_f32(state, float32(-np.inf))
+            st_f32(state + STATE_SUM, float32(0))
+            for d in range(STATE, _step(dim), 64):
+                store_f32(state + d, splat(float32(0)))
+        first = max(span * SPAN, _first_seen(least, window)) // BLOCK
+        for b in range(first, min((span + 1) * SPAN - 1, most) // BLOCK + 1):
+            k = kv + b * ld_i64(ctx + C_BLOCK_BYTES)
+            block_pass(k, k + ld_i64(row + O_F), n, queries, states, positions, scores, dim, b * BLOCK, window)
 
     @cache.kernel
     def attend(row, ctx, thread, item, unused, phase):  # type: ignore[no-untyped-def]
+        """An item: some columns and one KV head, or a part of its heads; of all spans or, with C_SPANS, of one."""
         dim, window = ld_i64(row + O_N), ld_i64(row + O_E)
-        kv_heads, group = ld_i64(row + O_D), ld_i64(row + O_C)
-        parts, span = ld_i64(phase + P_PARTS), ld_i64(phase + P_SPAN)
-        padded = (dim + 15) // 16 * 16
-        step = _STATE + 4 * padded
+        kv_heads, group, step = ld_i64(row + O_D), ld_i64(row + O_C), _step(dim)
         queries = _scratch(ctx, thread)
-        scores = queries + 4 * QUERIES * dim
-        states = scores + QUERIES * _SCORES
-        bounds = states + QUERIES * step
-        part, head = item % parts, item // parts % kv_heads
-        c0 = item // parts // kv_heads * span
-        r0 = group * part // parts
-        nr = group * (part + 1) // parts - r0
-        total = min(span, ld_i64(phase + P_COLUMNS) - c0) * nr
-        first = 0
-        while first < total:
-            slot, n = _slot(ctx, c0 + first // nr), 1
-            while n < QUERIES and first + n < total and _slot(ctx, c0 + (first + n) // nr) == slot:
-                n += 1
-            _take_queries(row, ctx, first, n, c0, nr, r0, head, queries, states)
-            least, most = _position(ctx, c0 + first // nr), _position(ctx, c0 + (first + n - 1) // nr)
-            k = _where(ctx, slot, ld_i64(row + O_A), head, dim * SIZE)
-            v = _where(ctx, slot, ld_i64(row + O_B), head, padded * SIZE)
-            start = max(0, least - window + 1) if window else 0
-            for b in range(start // BLOCK, most // BLOCK + 1):
-                base = b * BLOCK
-                kb, vb = k + base * dim * SIZE, v + base * padded * SIZE
+        states = queries + 4 * QUERIES * dim
+        totals = states + QUERIES * step
+        positions = totals + QUERIES * step
+        scores = positions + QUERIES * 8
+        split = ld_i64(ctx + C_SPANS)
+        only = item % split if split else 0
+        item = item // split if split else item
+        parts, width = ld_i64(phase + P_PARTS), ld_i64(phase + P_SPAN)
+        part, kv_head = item % parts, item // parts % kv_heads
+        column = item // parts // kv_heads * width
+        behind = min(column + width, ld_i64(phase + P_COLUMNS))
+        h0 = kv_head * group + group * part // parts
+        nr = kv_head * group + group * (part + 1) // parts - h0
+        while column < behind:
+            slot, more = _slot(ctx, column), 1
+            least, most = _position(ctx, column), _position(ctx, column)
+            while column + more < behind and _slot(ctx, column + more) == slot:
+                position = _position(ctx, column + more)
+                least, most, more = min(least, position), max(most, position), more + 1
+            kv = ld_i64(ctx + C_KV) + slot * ld_i64(ctx + C_SLOT_BYTES) + ld_i64(row + O_A)
+            kv += kv_head * ld_i64(row + O_B)
+            first, last = _first_seen(least, window) // SPAN, most // SPAN
+            if split:
+                first, last = max(first, only), min(last, only)
+            n = more * nr
+            if first <= last:
+                _take_queries(row, ctx, n, column, nr, h0, queries, positions)
+            for span in range(first, last + 1):
+                span_pass(row, ctx, n, kv, span, queries, states, positions, scores)
                 for j in range(n):
-                    lo, hi = _clip(_position(ctx, c0 + (first + j) // nr), base, window)
-                    st_i64(bounds + 16 * j, lo)
-                    st_i64(bounds + 16 * j + 8, hi)
-                if n > 1:
-                    if HALF:
-                        _f16_4(kb, vb, queries, scores, states, dim, n, bounds)
-                    else:
-                        _f32_4(kb, vb, queries, scores, states, dim, n, bounds)
-                elif HALF:
-                    _f16_1(kb, vb, queries, scores, states, dim, ld_i64(bounds), ld_i64(bounds + 8))
-                else:
-                    _f32_1(kb, vb, queries, scores, states, dim, ld_i64(bounds), ld_i64(bounds + 8))
-            _put_results(row, first, n, c0, nr, r0, head, states)
-            first += n
+                    position, state = ld_i64(positions + 8 * j), states + j * step
+                    start = _first_seen(position, window) // SPAN
+                    if start <= span <= position // SPAN:
+                        if split:
+                            copy_state(_partial(ctx, row, column + j // nr, h0 + j % nr, span), state, dim)
+                        elif span == start:
+                            copy_state(totals + j * step, state, dim)
+                        else:
+                            merge(totals + j * step, state, dim)
+            if not split:
+                for j in range(n):
+                    _put(row, column + j // nr, h0 + j % nr, totals + j * step, 0, dim)
+            column += more
 
     return attend
 
 
-def _make_store(HALF):  # type: ignore[no-untyped-def]
-    SIZE = 2 if HALF else 4
-
+def _make_combine():  # type: ignore[no-untyped-def]
     @cache.kernel
-    def store_kv(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
-        """O_X: k, O_Y: v; the padding of a V row stays zero, as it was mapped."""
-        dim, kv_heads = ld_i64(row + O_N), ld_i64(row + O_D)
-        padded = (dim + 15) // 16 * 16
-        slot, position = _slot(ctx, column), _position(ctx, column)
-        x = ld_i64(row + O_X) + column * ld_i64(row + O_X_BYTES)
-        y = ld_i64(row + O_Y) + column * ld_i64(row + O_Y_BYTES)
-        tmp = _scratch(ctx, thread)
-        whole = dim // 16 * 16
-        for head in range(kv_heads):
-            k = _where(ctx, slot, ld_i64(row + O_A), head, dim * SIZE)
-            k += (position // 16 * dim * 16 + position % 16) * SIZE
-            v = _where(ctx, slot, ld_i64(row + O_B), head, padded * SIZE) + position * padded * SIZE
-            if HALF:
-                for d in range(0, dim, 16):  # rows are padded, so reading on is safe
-                    store_f16(tmp + 2 * d, load_f32(x + 4 * d))
-                    store_f16(tmp + 2 * padded + 2 * d, load_f32(y + 4 * d))
-                for d in range(dim):
-                    st_u16(k + 32 * d, ld_u16(tmp + 2 * d))
-                for d in range(dim):
-                    st_u16(v + 2 * d, ld_u16(tmp + 2 * padded + 2 * d))
-            else:
-                for d in range(dim):
-                    st_f32(k + 64 * d, ld_f32(x + 4 * d))
-                for d in range(0, whole, 16):
-                    store_f32(v + 4 * d, load_f32(y + 4 * d))
-                for d in range(whole, dim):
-                    st_f32(v + 4 * d, ld_f32(y + 4 * d))
-            x += 4 * dim
-            y += 4 * dim
+    def combine(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
+        """Partial sums to results, where there are any: blocks of 32 floats of this part of a column."""
+        if ld_i64(ctx + C_SPANS) == 0:
+            return
+        dim, window, parts = ld_i64(row + O_N), ld_i64(row + O_E), ld_i64(phase + P_PARTS)
+        width = dim * ld_i64(row + O_C) * ld_i64(row + O_D)
+        blocks = (width + 31) // 32
+        begin, end = 32 * (blocks * part // parts), min(width, 32 * (blocks * (part + 1) // parts))
+        position, total = _position(ctx, column), _scratch(ctx, thread)
+        start = _first_seen(position, window) // SPAN
+        for head in range(begin // dim, (end + dim - 1) // dim):
+            copy_state(total, _partial(ctx, row, column, head, start), dim)
+            for span in range(start + 1, position // SPAN + 1):
+                merge(total, _partial(ctx, row, column, head, span), dim)
+            _put(row, column, head, total, max(0, begin - dim * head), min(dim, end - dim * head))
 
-    return store_kv
+    return combine
 
 
 @functools.cache
-def kernel(name: str, half: bool) -> int:
-    """The address of "attend" or "store" for an F16 or F32 cache."""
-    made: int = {"attend": _make_attend, "store": _make_store}[name](int(half))
+def kernel(name: str, fmt: int = 0) -> int:
+    """The address of "attend" for a format of kv.FORMATS, or of "combine"."""
+    made: int = _make_attend(fmt) if name == "attend" else _make_combine()
     return made

@@ -6,9 +6,10 @@ Written by `table` and `executor`, read by `team` and the kernels.  All plain in
 from __future__ import annotations
 
 # --- the context block: one forward -----------------------------------------------------------------------------
-C_COLUMNS, C_WANTED, C_TOKENS, C_SLOTS, C_POSITIONS, C_WANTS, C_KV, C_SLOT_BYTES, C_ROWS, C_ACT, C_SCRATCH, \
-    C_SCRATCH_BYTES, C_THREADS, C_MAX_TILE = (8 * i for i in range(14))  # fmt: skip
-CONTEXT_WORDS = 16
+C_COLUMNS, C_WANTED, C_TOKENS, C_SLOTS, C_POSITIONS, C_WANTS, C_KV, C_SLOT_BYTES, C_BLOCK_BYTES, C_ACT, \
+    C_SCRATCH, C_SCRATCH_BYTES, C_THREADS, C_MAX_TILE, C_SPANS, C_SPLIT_COLUMNS, C_PARTIALS = (
+    8 * i for i in range(17))  # fmt: skip
+CONTEXT_WORDS = 24
 
 # --- a phase of one job: next and done hold epoch << 32 | count, on lines of their own --------------------------
 P_NEXT, P_CHUNKS, P_COLUMNS, P_TILE, P_PARTS, P_SPAN, P_DONE = 0, 64, 72, 80, 88, 96, 128

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.cpu import fields as at
-from pantheon.accel.cpu import kernels, sizes
-from pantheon.accel.cpu.arena import Arena, address, round_up
+from pantheon.accel.cpu import kernels, kv, sizes
+from pantheon.accel.cpu.arena import HUGE, Arena, address
 from pantheon.accel.cpu.pack import Packed
 from pantheon.accel.cpu.sizes import MAX_COLUMNS, MAX_WANTED
-from pantheon.accel.cpu.table import Builder, Memory, encode, kv_planes, kv_units, stride
+from pantheon.accel.cpu.table import Builder, Memory, encode, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.cpu.team import Team
 from pantheon.accel.executor import Columns, Progress, RunnerState
@@ -24,8 +23,6 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.ops import MatMul
 from pantheon.plan.state_spec import KVType
 
-#: positions are reserved in steps of the attention's block
-_ROWS = 64
 #: a slot that used more than this is unmapped when it is reset
 _DROP_BYTES = 1 << 20
 
@@ -44,15 +41,14 @@ class Weights:
 class CpuState:
     """KV rows of n_slots conversations; memory is reserved, and costs pages only as positions are written."""
 
-    def __init__(self, n_slots: int, n_ctx: int, unit_bytes: int, planes: Sequence[tuple[int, int]] = ()) -> None:
-        """planes: (bytes of a position in front of it, bytes of a position in it) of each head's K and V."""
+    def __init__(self, n_slots: int, n_ctx: int, slot_bytes: int, block_bytes: int) -> None:
+        """slot_bytes: of one conversation; block_bytes: what kv.BLOCK positions of it take."""
         if n_slots < 1 or n_ctx < 1:
             raise ValueError("a state needs at least one slot and one position")
         self.n_slots, self.n_ctx = n_slots, n_ctx
-        self.rows = round_up(n_ctx, _ROWS)
-        self.slot_bytes = round_up(self.rows * unit_bytes, 4096)
-        self._unit_bytes, self._planes = unit_bytes, planes
-        self._arena = Arena(max(4096, n_slots * self.slot_bytes))
+        self.slot_bytes, self.block_bytes = slot_bytes, block_bytes
+        # long contexts are streamed: on small pages that costs up to a fifth of the bandwidth
+        self._arena = Arena(max(4096, n_slots * slot_bytes), huge=slot_bytes >= HUGE)
         self.address = self._arena.address
         self._used = np.zeros(n_slots, np.int64)
 
@@ -64,7 +60,7 @@ class CpuState:
         """Forget a conversation.  Reads are bounded by position, so old rows can not be seen; large ones are freed."""
         if not 0 <= slot < self.n_slots:
             raise ValueError(f"slot out of range 0..{self.n_slots - 1}")
-        if self._used[slot] * self._unit_bytes > _DROP_BYTES:
+        if self._used[slot] * self.block_bytes > _DROP_BYTES * kv.BLOCK:
             self._arena.drop(slot * self.slot_bytes, self.slot_bytes)
         self._used[slot] = 0
 
@@ -75,11 +71,9 @@ class CpuState:
         """Make target begin with source's first n positions; whole blocks, since what lies behind n is never read."""
         if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
             raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
-        block = min(round_up(n, _ROWS), self.rows)
-        for before, width in self._planes:
-            at = self.rows * before
-            self._arena.copy(source * self.slot_bytes + at, target * self.slot_bytes + at, block * width)
-        self._used[target] = max(self._used[target], block)
+        nbytes = -(-n // kv.BLOCK) * self.block_bytes
+        self._arena.copy(source * self.slot_bytes, target * self.slot_bytes, nbytes)
+        self._used[target] = max(self._used[target], n)
 
     def nbytes(self) -> int:
         """Bytes reserved for this state."""
@@ -95,8 +89,8 @@ class CpuRunner:
         self.plan, self.kv_type, self.n_ctx, self.threads = plan, kv_type, n_ctx, threads
         self.max_columns = MAX_COLUMNS
         self._weights, self._tables = weights, tables
-        self._unit_bytes = kv_units(plan, kv_type)[-1][0]
-        self._scratch = Arena(sizes.scratch(plan, threads))
+        _, self._block_bytes = kv.layers(plan, kv_type)
+        self._scratch = Arena(sizes.scratch(plan, n_ctx, threads))
         self._memory = self._place()
         self._ctx = self._context()
         # every shape is checked here; kernel addresses are filled in by warm_up
@@ -127,6 +121,8 @@ class CpuRunner:
         for offset, array in zip((at.C_TOKENS, at.C_SLOTS, at.C_POSITIONS, at.C_WANTS), self._columns, strict=True):
             ctx[offset // 8] = address(array)
         ctx[at.C_ACT // 8] = address(self._scratch.take(sizes.activations(self.plan)))
+        ctx[at.C_SPLIT_COLUMNS // 8], partials = sizes.partials(self.plan, self.n_ctx)
+        ctx[at.C_PARTIALS // 8] = address(self._scratch.take(partials))
         ctx[at.C_SCRATCH // 8] = address(self._scratch.take(self.threads * per_thread, 4096))
         ctx[at.C_SCRATCH_BYTES // 8] = per_thread
         ctx[at.C_THREADS // 8] = self.threads
@@ -147,7 +143,7 @@ class CpuRunner:
         """Raises ValueError when n_ctx is beyond what was loaded for."""
         if n_ctx > self.n_ctx:
             raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
-        return CpuState(n_slots, n_ctx, self._unit_bytes, kv_planes(self.plan, self.kv_type))
+        return CpuState(n_slots, n_ctx, sizes.slot(self.plan, n_ctx, self.kv_type), self._block_bytes)
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""
@@ -168,7 +164,7 @@ class CpuRunner:
         """See `accel.executor.Runner`.  Raises ValueError for columns that are out of range."""
         if self._closed:
             raise RuntimeError("the runner is closed")
-        if not isinstance(state, CpuState) or state.n_ctx > self.n_ctx or state._unit_bytes != self._unit_bytes:
+        if not isinstance(state, CpuState) or state.n_ctx > self.n_ctx or state.block_bytes != self._block_bytes:
             raise ValueError("the state belongs to another runner")
         n, m = len(columns.tokens), len(columns.wanted)
         if n > MAX_COLUMNS or m > MAX_COLUMNS:
@@ -179,7 +175,8 @@ class CpuRunner:
         for to, values in zip(self._columns, (columns.tokens, columns.slots, columns.positions), strict=False):
             to[:n] = values
         ctx = self._ctx
-        ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8], ctx[at.C_ROWS // 8] = state.address, state.slot_bytes, state.rows
+        ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8] = state.address, state.slot_bytes
+        ctx[at.C_BLOCK_BYTES // 8] = state.block_bytes
         if m <= MAX_WANTED:
             self._run(n, columns.wanted)
             return self._logits[:m]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pantheon.accel.cpu import fields as at
-from pantheon.accel.cpu.arena import LINE, round_up
+from pantheon.accel.cpu import kv
+from pantheon.accel.cpu.arena import HUGE, LINE, round_up
 from pantheon.accel.cpu.layouts import ACT_BYTES, ROWS
 from pantheon.accel.cpu.pack import packed_bytes
-from pantheon.accel.cpu.table import kv_units, stride
+from pantheon.accel.cpu.table import stride
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan
 from pantheon.plan.ops import Attend, MatMul
@@ -19,8 +20,6 @@ from pantheon.plan.state_spec import KVType
 
 #: the most columns of one forward, and of them the most whose logits are computed at once
 MAX_COLUMNS, MAX_WANTED = 256, 32
-#: positions are reserved in steps of the attention's block
-_POSITIONS = 64
 _PAGE = 4096
 
 
@@ -63,13 +62,20 @@ def per_thread(plan: Plan) -> int:
     """What attention keeps for itself on each thread."""
     dims = [op.head_dim for op in plan.ops() if isinstance(op, Attend)]
     dims += [spec.k_dim for spec in plan.state.kv]
-    return round_up(32 * round_up(max(dims, default=16), 16) + _PAGE, _PAGE)
+    return round_up(kv.thread_bytes(max(dims, default=16)) + _PAGE, _PAGE)
 
 
-def scratch(plan: Plan, threads: int) -> int:
+def partials(plan: Plan, n_ctx: int) -> tuple[int, int]:
+    """(columns whose attention may be cut by positions, bytes for their partial sums)."""
+    attends = [op for op in plan.ops() if isinstance(op, Attend)]
+    columns = min((kv.split_columns(op.heads, op.head_dim, n_ctx) for op in attends), default=0)
+    return columns, max((kv.partial_bytes(columns, op.heads, op.head_dim, n_ctx) for op in attends), default=0)
+
+
+def scratch(plan: Plan, n_ctx: int, threads: int) -> int:
     """Everything that a forward writes beside KV rows."""
     pieces = [rows * stride(b.width) for b, rows in buffer_rows(plan).items()]
-    pieces += [staging(plan), activations(plan), 8 * at.CONTEXT_WORDS, *[4 * MAX_COLUMNS] * 4]
+    pieces += [staging(plan), activations(plan), partials(plan, n_ctx)[1], 8 * at.CONTEXT_WORDS, *[4 * MAX_COLUMNS] * 4]
     total = sum(round_up(n, LINE) for n in pieces)
     return round_up(total, _PAGE) + threads * per_thread(plan)
 
@@ -77,7 +83,8 @@ def scratch(plan: Plan, threads: int) -> int:
 # --- KV ------------------------------------------------------------------------------------------------------------
 def slot(plan: Plan, n_ctx: int, kv_type: KVType) -> int:
     """KV rows of one conversation of up to n_ctx positions."""
-    return round_up(round_up(n_ctx, _POSITIONS) * kv_units(plan, kv_type)[-1][0], _PAGE)
+    used = -(-n_ctx // kv.BLOCK) * kv.layers(plan, kv_type)[1]
+    return round_up(used, HUGE if used >= HUGE else _PAGE)
 
 
 def predict(
@@ -86,7 +93,7 @@ def predict(
     """Bytes by part, as `CpuRunner.memory` and `CpuState.nbytes` report them once it is loaded."""
     return {
         "weights": weights(plan, types),
-        "scratch": scratch(plan, threads),
+        "scratch": scratch(plan, n_ctx, threads),
         "tables": tables(plan, n_ctx),
         "kv": n_slots * slot(plan, n_ctx, kv_type),
     }

@@ -21,6 +21,9 @@ from pantheon.accel.cpu.fields import (
     ATTEND,
     C_COLUMNS,
     C_MAX_TILE,
+    C_POSITIONS,
+    C_SPANS,
+    C_SPLIT_COLUMNS,
     C_THREADS,
     C_WANTED,
     COLUMNS,
@@ -45,6 +48,7 @@ from pantheon.accel.cpu.fields import (
     R_OPS,
     R_SPLIT,
 )  # fmt: skip
+from pantheon.accel.cpu.kv import QUERIES, SPAN
 from pantheon.accel.cpu.sync import (
     atomic_add,
     atomic_cas,
@@ -54,7 +58,7 @@ from pantheon.accel.cpu.sync import (
     futex_wake,
     pause,
 )  # fmt: skip
-from pantheon.accel.cpu.vec import call_op, ld_i64, st_i64
+from pantheon.accel.cpu.vec import call_op, ld_i32, ld_i64, st_i64
 
 _SPIN = 1500  # pauses between phases: some 30 us on current x86
 _SPIN_IDLE = 4000  # between jobs: covers the sampling of a token
@@ -159,12 +163,11 @@ def cut(row, phase, ctx):  # type: ignore[no-untyped-def]
                 parts = threads
             chunks = columns * parts
         elif kind == ATTEND:
-            heads = ld_i64(row + R_HEADS)
-            if columns * heads < 4 * threads:
-                parts = ld_i64(row + R_SPLIT)
-            elif columns >= 4 * threads:
-                span = 4
-            chunks = (columns + span - 1) // span * heads * parts
+            heads, group, spans = ld_i64(row + R_HEADS), ld_i64(row + R_SPLIT), ld_i64(ctx + C_SPANS)
+            parts = (group + QUERIES - 1) // QUERIES
+            if not spans:
+                span = max(1, min(QUERIES * parts // group, columns * heads // (4 * threads)))
+            chunks = (columns + span - 1) // span * heads * parts * max(1, spans)
         else:
             chunks = min(ld_i64(row + R_GROUPS), 4 * threads if threads > 1 else 1)
     st_i64(phase + P_COLUMNS, columns)
@@ -175,12 +178,24 @@ def cut(row, phase, ctx):  # type: ignore[no-untyped-def]
 
 
 @cache.jit
+def count_spans(ctx):  # type: ignore[no-untyped-def]
+    """Spans of positions that attention is cut in for this job; 0: one thread, many columns or a short context."""
+    columns, most = ld_i64(ctx + C_COLUMNS), int64(0)
+    if ld_i64(ctx + C_THREADS) < 2 or columns > ld_i64(ctx + C_SPLIT_COLUMNS):
+        return int64(0)
+    for column in range(columns):
+        most = max(most, ld_i32(ld_i64(ctx + C_POSITIONS) + 4 * column))
+    return most // SPAN + 1 if most >= SPAN else int64(0)
+
+
+@cache.jit
 def begin(control, rows, n_phases, phases, ctx):  # type: ignore[no-untyped-def]
     """Publish a job; returns its epoch."""
     epoch = (atomic_load(control) + 1) & 0x7FFFFFFF
     for i in range(n_phases):  # done before next: nobody can claim in between
         atomic_store(phases + PHASE_BYTES * i + P_DONE, epoch << 32)
         atomic_store(phases + PHASE_BYTES * i + P_NEXT, epoch << 32)
+    st_i64(ctx + C_SPANS, count_spans(ctx))
     for i in range(n_phases):
         cut(rows + PROGRAM_BYTES * i, phases + PHASE_BYTES * i, ctx)
     atomic_store(control, epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pantheon.accel.cpu.kv import SPAN
 from pantheon.accel.cpu.runner import CpuRunner, CpuState
 from pantheon.plan.buffers import Buffer
 from pantheon.plan.ops import Attend, StoreKV
@@ -43,9 +44,8 @@ def test_attention(heads: int, kv_heads: int, dim: int, window: int, kv_type: KV
     """Equal to the twin, and bit for bit the same for every chunking and thread count."""
     bench, out, rows = _bench(heads, kv_heads, dim, window)
     tokens = np.random.default_rng(0).integers(0, N_VOCAB, 210)
-    cast = np.float16 if kv_type is KVType.F16 else np.float32
     q, k, v = (r[tokens].reshape(210, -1, dim) for r in rows)
-    stored = [x.astype(cast).astype(np.float64) for x in (k, v)]
+    stored = [twins.cached(x, kv_type).astype(np.float64) for x in (k, v)]
     want = twins.attention(q.astype(np.float64), *stored, kv_heads, dim**-0.5, window).reshape(210, -1)
     results = []
     for threads in (1, 2):
@@ -57,12 +57,41 @@ def test_attention(heads: int, kv_heads: int, dim: int, window: int, kv_type: KV
         assert np.array_equal(got, results[0])
 
 
-def bench_runner(bench: Bench, threads: int, kv_type: KVType):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("kv_type", [KVType.F16, KVType.Q8_0])
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(3, 1, 0), (2, 2, 300)])
+def test_contexts_of_many_spans(heads: int, kv_heads: int, window: int, kv_type: KVType) -> None:
+    """Decode cut by positions over the threads gives the very numbers of prefill, which is not, and of one thread."""
+    n, dim = 3 * SPAN + 70, 32
+    bench, out, rows = _bench(heads, kv_heads, dim, window)
+    tokens = np.random.default_rng(1).integers(0, N_VOCAB, n)
+    q, k, v = (r[tokens].reshape(n, -1, dim) for r in rows)
+    stored = [twins.cached(x, kv_type).astype(np.float64) for x in (k, v)]
+    want = twins.attention(q.astype(np.float64), *stored, kv_heads, dim**-0.5, window).reshape(n, -1)
+    with bench_runner(bench, 1, kv_type, 1024) as runner:
+        alone = _run(runner, fresh(runner, n_ctx=1024), out, tokens, 256)
+    np.testing.assert_allclose(alone, want, atol=3e-6)
+    for threads, chunk in ((2, 1), (3, 5), (2, 128)):
+        with bench_runner(bench, threads, kv_type, 1024) as runner:
+            assert np.array_equal(_run(runner, fresh(runner, n_ctx=1024), out, tokens, chunk), alone)
+
+
+def test_a_long_and_a_short_conversation_share_a_forward() -> None:
+    """Spans are counted for the longest; the short one has nothing in most of them."""
+    bench, out, _ = _bench(4, 2, 16)
+    long, short = np.arange(2 * SPAN + 5) % N_VOCAB, np.arange(9)
+    with bench_runner(bench, 2, KVType.F16, 1024) as runner:
+        state = fresh(runner, 2, 1024)
+        alone = [_run(runner, state, out, tokens, 200, slot)[-1] for slot, tokens in enumerate((long, short))]
+        runner.forward(state, columns([long[-1], short[-1]], [len(long) - 1, len(short) - 1], [0, 1]))
+        assert np.array_equal(peek(runner, out, 2), alone)
+
+
+def bench_runner(bench: Bench, threads: int, kv_type: KVType, n_ctx: int = 512):  # type: ignore[no-untyped-def]
     """A runner of a plan that is built once."""
     if not hasattr(bench, "made"):
         bench.made = bench.plan()  # type: ignore[attr-defined]
     bench.plan = lambda: bench.made  # type: ignore[attr-defined,method-assign]
-    return bench.runner(threads, kv_type)
+    return bench.runner(threads, kv_type, n_ctx)
 
 
 @pytest.mark.parametrize("kv_type", list(KVType))

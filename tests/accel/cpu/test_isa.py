@@ -30,6 +30,7 @@ for kind in {kinds}:
     test_matmul.test_product_of_every_type_matches_the_twin(kind)
     test_matmul.test_embedding_gives_the_values_of_the_file(kind)
 test_attention.test_attention(2, 1, 24, 0, KVType.F16)
+test_attention.test_attention(3, 1, 24, 0, KVType.Q8_0)
 """
 
 

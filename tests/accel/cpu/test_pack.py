@@ -173,8 +173,8 @@ def test_columnwise_ops_share_a_phase_and_products_of_one_input_too() -> None:
     names = [[row.keys[0][-1 if row.keys[0][0] == "pointwise" else 0] for row in p.rows] for p in runner._phases]
     runner.close()
     block = [
-        ["matmul"] * 3, ["norm", "norm", "store"], ["attend"], ["quantise"], ["matmul"], ["rms_norm", "quantise"],
-        ["matmul"] * 2, ["silu", "quantise"], ["matmul"],
+        ["matmul"] * 3, ["norm", "norm", "store"], ["attend"], ["combine", "quantise"], ["matmul"],
+        ["rms_norm", "quantise"], ["matmul"] * 2, ["silu", "quantise"], ["matmul"],
     ]  # fmt: skip
     assert names[0] == ["embed", "rms_norm", "quantise"]
     assert names[1:10] == block

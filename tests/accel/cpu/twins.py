@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.plan.state_spec import KVType
+
 A = NDArray[np.float64]
 
 BLOCKS = {
@@ -61,6 +63,20 @@ def gate(x: A, up: A, act: str) -> A:
     if act == "silu":
         return x / (1 + np.exp(-x)) * up
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * up
+
+
+def cached(x: A, kv_type: KVType) -> A:
+    """Rows [..., dim] as a cache of this format gives them back."""
+    if kv_type is not KVType.Q8_0:
+        return x.astype(np.float16 if kv_type is KVType.F16 else np.float32)
+    out = np.zeros(x.shape)
+    for at in np.ndindex(x.shape[:-1]):
+        for first in range(0, x.shape[-1], 32):
+            block = x[at][first : first + 32].astype(np.float32)
+            scale = np.float32(np.float16(np.abs(block).max() * np.float32(1 / 127)))
+            quants = np.clip(np.rint(block * (np.float32(1) / scale)), -127, 127) if scale else 0 * block
+            out[at][first : first + 32] = quants * scale
+    return out
 
 
 def attention(q: A, k: A, v: A, kv_heads: int, scale: float, window: int = 0) -> A:
