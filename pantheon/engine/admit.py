@@ -21,7 +21,7 @@ from pantheon.engine.generate import PREFILL_CHUNK
 from pantheon.errors import BadRequest, PantheonError, Unavailable
 from pantheon.mem.admission import Decision, LoadDecision, Verdict, admit_load, admit_turn
 from pantheon.mem.costs import LoadCosts, TurnCosts
-from pantheon.mem.ladder import Ladder, LadderConfig, Rungs
+from pantheon.mem.ladder import Ladder, LadderConfig, Rungs, plan_for
 from pantheon.mem.mem_state import DieState, HostState, Level, MemState
 from pantheon.plan.builder import Plan
 from pantheon.seams import SYSTEM_CLOCK, Clock
@@ -214,35 +214,39 @@ def size_text(nbytes: int) -> str:
 class Gate:
     """What memory allows one entry: its ladder, and the admission of its turns.  Safe to use from several threads.
 
-    watch None: nobody looks at memory, nothing is refused for it [M199].  `evict` gives idle conversations up and
-    returns how many went; None when there is nothing to give up.
+    It keeps numbers of the model, not the model: it must not outlive an unload.  watch None: nobody looks at memory,
+    nothing is refused for it [M199].
     """
 
-    model: Model
+    n_ctx: int
     watch: MemWatch | None = None
     dies: tuple[int, ...] = ()
     name: str = ""
+    scratch_bytes: int = 0
+    max_columns: int = PREFILL_CHUNK
     max_slots: int = 1
     can_quantise_kv: bool = False
-    evict: Callable[[], int] | None = None
+    can_evict: bool = False
     clock: Clock = SYSTEM_CLOCK
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         #: guards _ladder, _columns and counts; nothing is called while it is held but the log
         self._lock = threading.Lock()
-        config = LadderConfig(
-            max_slots=self.max_slots,
-            window=self.model.n_ctx,
-            can_quantise_kv=self.can_quantise_kv,
-            can_evict=self.evict is not None,
-        )
+        config = LadderConfig(self.max_slots, self.n_ctx, self.can_quantise_kv, self.can_evict)
         self._ladder = Ladder(config, enabled=not settings.get("PN_LADDER_DISABLE"), log=self._say)
         self._columns = 0
 
+    @classmethod
+    def of(cls, model: Model, watch: MemWatch | None = None, **options: Any) -> Gate:
+        """The gate of a loaded model."""
+        runner = model.runner
+        scratch = runner.memory().get("scratch", 0)
+        return cls(model.n_ctx, watch, scratch_bytes=scratch, max_columns=runner.max_columns, **options)
+
     def _say(self, line: str) -> None:
         down = self.watch is not None and self.watch.level_for(self.dies) > Level.OK
-        (_log.warning if down else _log.info)("%s %s", line, log.fields(model=self.name or self.model.name))
+        (_log.warning if down else _log.info)("%s %s", line, log.fields(model=self.name))
 
     # ---- the ladder -------------------------------------------------------------------------------------------
 
@@ -260,6 +264,16 @@ class Gate:
         return self._ladder.rungs
 
     @property
+    def enabled(self) -> bool:
+        """Whether there is a ladder at all [M215]."""
+        return self._ladder.enabled
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The rungs that can do something for this model [X14]."""
+        return plan_for(Level.CRITICAL, self._ladder.config).on
+
+    @property
     def transitions(self) -> int:
         """How often the rungs have changed."""
         return self._ladder.transitions
@@ -268,13 +282,10 @@ class Gate:
 
     def costs(self, state: RunnerState, warm_tokens: int = 0) -> TurnCosts:
         """What a turn on this state costs [X16]: its own KV rows, and the scratch that no turn has touched yet."""
-        runner = self.model.runner
-        columns = min(PREFILL_CHUNK, runner.max_columns)
-        scratch = runner.memory().get("scratch", 0)
         return TurnCosts(
             kv_bytes_per_token=math.ceil(state.nbytes() / max(1, state.n_slots * state.n_ctx)),
-            column_bytes=math.ceil(scratch / max(1, runner.max_columns)),
-            max_columns=columns,
+            column_bytes=math.ceil(self.scratch_bytes / max(1, self.max_columns)),
+            max_columns=min(PREFILL_CHUNK, self.max_columns),
             resident_tokens=warm_tokens,
             resident_columns=self._columns,
         )
@@ -287,23 +298,25 @@ class Gate:
         *,
         cap_allowed: bool = False,
         warm_tokens: int = 0,
+        evict: Callable[[], int] | None = None,
     ) -> Decision:
         """Decide on a turn, before any of it runs: ADMIT, or CAP to `fit_tokens` where the caller allows that [M200].
 
-        Idle conversations are given up before a turn is refused for them.  Raises BadRequest
-        `context_length_exceeded` or Unavailable `memory_critical`, with the numbers.
+        `evict` gives idle conversations up and returns how many went: they go before a turn is refused.
+
+        Raises BadRequest `context_length_exceeded` or Unavailable `memory_critical`, with the numbers.
         """
         self.step()
         decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens)
-        if decision.status == 503 and self.evict is not None and self.watch is not None and self.evict():
+        if decision.status == 503 and self.watch is not None and evict is not None and evict():
             self.watch.poll_once()
-            decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, 0)
+            decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens)
         with self._lock:
             self.counts[decision.verdict.value] = self.counts.get(decision.verdict.value, 0) + 1
             if decision.admitted:
                 self._columns = max(self._columns, min(PREFILL_CHUNK, prompt_tokens))
         if decision.verdict is Verdict.REJECT:
-            raise turn_refusal(decision, prompt_tokens, self.model.n_ctx, self._retry_after())
+            raise turn_refusal(decision, prompt_tokens, self.n_ctx, self._retry_after())
         return decision
 
     def _decide(

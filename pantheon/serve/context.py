@@ -12,6 +12,7 @@ from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.load_jobs import LoadJobs
 from pantheon.serve.loading import LoadOptions
+from pantheon.serve.memory import MemoryKeeper
 from pantheon.serve.metrics import Metrics
 from pantheon.serve.registry import Registry
 
@@ -40,6 +41,12 @@ class App:
     early_head_s: float = 0.5
     draining: threading.Event = field(default_factory=threading.Event)
     clock: Clock = SYSTEM_CLOCK
+    #: made from the others; a copy of an App shares it
+    memory: MemoryKeeper = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.memory is None:
+            self.memory = MemoryKeeper(self.registry, self.load_options.watch, self.clock)
 
     @property
     def dies(self) -> DieManager:

@@ -28,4 +28,5 @@ def get_metrics(app: App, request: Request, responder: Responder) -> None:
     """The counters for Prometheus."""
     app.metrics.set("models_loaded", app.registry.count())
     app.metrics.set("models_loading", len(app.registry.loading()))
+    app.memory.count(app.metrics)
     responder.send_bytes(200, CONTENT_TYPE, app.metrics.render().encode())

@@ -18,8 +18,20 @@ _HELP = {
     "requests_in_flight": "Requests that generate now",
     "models_loaded": "Model names that answer requests",
     "models_loading": "Models that are being loaded",
+    "turns_refused_total": "Turns refused for want of memory",
+    "turns_capped_total": "Turns whose prompt was cut to fit",
+    "memory_level": "Pressure on the host: 0 OK, 1 WATCH, 2 TIGHT, 3 CRITICAL",
+    "memory_available_bytes": "Memory of the host, or of our cgroup, that can still be taken",
+    "memory_reserve_bytes": "What of it no model may have",
+    "memory_watcher_alive": "Whether a watcher keeps these numbers fresh",
+    "memory_watcher_restarts_total": "Watchers that died and were replaced",
+    "ladder_level": "The highest level that a model acts on",
+    "ladder_degraded_models": "Models that run with less than configured",
 }
-_GAUGES = ("requests_in_flight", "models_loaded", "models_loading")
+_GAUGES = (
+    "requests_in_flight", "models_loaded", "models_loading", "memory_level", "memory_available_bytes",
+    "memory_reserve_bytes", "memory_watcher_alive", "ladder_level", "ladder_degraded_models",
+)  # fmt: skip
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -39,6 +39,7 @@ class Turn:
         self._timed_out = False
         self._session, self._prefix = session, prefix
         self._warm: Warm | None = None
+        self._admitted = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -68,10 +69,28 @@ class Turn:
         """A generation on this turn's model, from what an earlier one left warm; the one before it is over."""
         self.close()
         self._warm = self.entry.seat(job.prompt_ids, self._session, self._prefix)
+        self._admit(job)
         return Generation(
             self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill,
             loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
         )  # fmt: skip
+
+    def _admit(self, job: Job) -> None:
+        """Ask whether memory allows this turn, before its first forward [M201]; its later answers come as well.
+
+        Raises BadRequest or Unavailable with the numbers; what was warm stays.
+        """
+        if self._admitted:
+            return
+        assert self._warm is not None
+        max_tokens = None if job.uncapped else job.limit
+        try:
+            self._app.memory.admit(self.entry, len(job.prompt_ids), max_tokens, self._warm.reused)
+        except PantheonError as fault:
+            self.close()
+            self._app.metrics.add("turns_refused_total", fault.status == 503)
+            raise
+        self._admitted = True
 
     def close(self, *, keep: bool = True) -> None:
         """No generation of this turn runs any more; `keep` what the last one left for the next turn."""

@@ -1,0 +1,176 @@
+"""What the server does about memory: one gate and one ladder for each entry, moved at every look of the watcher.
+
+Turns are admitted here before any of their tokens run [M201]; rungs are put into effect here: idle conversations give
+way (4b), the KV format of new conversations shrinks (4a), windows are clamped (3).  Everything comes back when the
+pressure is gone [X17].  Must not know HTTP or how memory is read.  Spec: areas N, O and P.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from pantheon import log
+from pantheon.engine.admit import Gate
+from pantheon.mem.admission import Decision
+from pantheon.mem.ladder import Rungs
+from pantheon.mem.mem_state import Level, MemState
+from pantheon.mem.memwatch import MemWatch
+from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.entry import Entry
+from pantheon.serve.metrics import Metrics
+from pantheon.serve.registry import Registry
+
+#: what idle conversations may keep of their usual share once new ones take a smaller format (4a) [X15]
+WATCH_SHARE = 0.5
+_log = log.logger("mem")
+
+
+class MemoryKeeper:
+    """Shared by the handlers and the watcher's thread.  watch None: memory is not watched, and nothing is refused."""
+
+    def __init__(self, registry: Registry, watch: MemWatch | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._registry, self.watch, self._clock = registry, watch, clock
+        #: guards _gates; taken below nothing, and nothing is called while it is held
+        self._lock = threading.Lock()
+        self._gates: weakref.WeakKeyDictionary[Entry, Gate] = weakref.WeakKeyDictionary()
+        if watch is not None:
+            watch.subscribe(self._look)
+
+    def gate(self, entry: Entry) -> Gate:
+        """The gate of an entry that is published."""
+        with self._lock:
+            found = self._gates.get(entry)
+        if found is not None:
+            return found
+        assert entry.model is not None and entry.state is not None
+        made = Gate.of(
+            entry.model, self.watch, dies=entry.dies, name=entry.name, max_slots=entry.state.n_slots,
+            can_evict=entry.prefix_cache is not None, clock=self._clock,
+        )  # fmt: skip
+        with self._lock:
+            return self._gates.setdefault(entry, made)
+
+    # ---- turns ------------------------------------------------------------------------------------------------
+
+    def admit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None, warm_tokens: int = 0) -> Decision:
+        """Allow a turn, or raise BadRequest or Unavailable with the numbers.  For the holder of gen_lock."""
+        assert entry.state is not None
+        return self.gate(entry).admit(
+            entry.state, prompt_tokens, max_tokens, warm_tokens=warm_tokens, evict=lambda: self._evict(entry)
+        )
+
+    def fit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None) -> int:
+        """The tokens that a prompt may have which may be cut: as many as it has, or fewer [X21].
+
+        Raises Unavailable when not even a cut one fits.
+        """
+        assert entry.state is not None
+        found = self.gate(entry).admit(
+            entry.state, prompt_tokens, max_tokens, cap_allowed=True, evict=lambda: self._evict(entry)
+        )
+        return min(prompt_tokens, found.fit_tokens)
+
+    # ---- the ladder -------------------------------------------------------------------------------------------
+
+    def _look(self, state: MemState) -> None:
+        """After each look of the watcher, in its thread: move every ladder and do what its rungs say."""
+        for entry in self._registry.all_entries():
+            if entry.ready and entry.state is not None:
+                gate = self.gate(entry)
+                was = gate.rungs
+                self._apply(entry, was, gate.step(state))
+
+    def _apply(self, entry: Entry, was: Rungs, now: Rungs) -> None:
+        share = idle_share(now)
+        # again at every look: a conversation may have become idle since
+        if share < 1 or share != idle_share(was):
+            self._give_way(entry, share)
+
+    def _give_way(self, entry: Entry, share: float) -> int:
+        """Let idle conversations hold so much of what they may; how many were given up."""
+        cache = entry.prefix_cache
+        if cache is None:
+            return 0
+        gone = cache.trim(share)
+        if gone:
+            self._registry.dies.note_cache(entry.dies, entry.name, cache.extra_bytes())
+            _log.info("idle conversations given up %s", log.fields(model=entry.name, slots=gone))
+        return gone
+
+    def _evict(self, entry: Entry) -> int:
+        """Give every idle conversation up, once: what comes to rest later may stay as the rungs allow."""
+        gone = self._give_way(entry, 0.0)
+        self._give_way(entry, idle_share(self.gate(entry).rungs))
+        return gone
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    @property
+    def admission(self) -> str:
+        """`on`, `off` when nobody watches, `stale` when the watcher has not looked for too long [X20]."""
+        if self.watch is None or not self.watch.started:
+            return "off"
+        return "on" if self.watch.state.alive else "stale"
+
+    def view(self) -> dict[str, Any]:
+        """JSON-ready: what is known, who watches, and what each model gives up [M172, X14, X20]."""
+        body: dict[str, Any] = {"admission": self.admission}
+        if self.watch is not None:
+            limits = self.watch.thresholds
+            body |= self.watch.state.as_dict()
+            body["watcher"] = {
+                "alive": self.watch.alive,
+                "age_s": round(self.watch.age_s(), 3) if self.watch.started else None,
+                "poll_s": self.watch.interval_s,
+                "restarts": self.watch.restarts,
+                "errors": self.watch.errors,
+            }
+            body["thresholds"] = dict(vars(limits))
+        rows = [self._row(entry) for entry in self._registry.all_entries() if entry.ready and entry.state is not None]
+        return {**body, "ladder": rows}
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        gate, cache = self.gate(entry), entry.prefix_cache
+        rungs = gate.rungs
+        assert entry.state is not None and entry.model is not None
+        return {
+            "name": entry.name,
+            "slot": entry.index,
+            "dies": list(entry.dies),
+            "level": rungs.level.name,
+            "enabled": gate.enabled,
+            "rungs": list(rungs.on),
+            "notes": list(rungs.notes),
+            "offered": list(gate.offered),
+            "max_slots": rungs.max_slots,
+            "prefill_window": rungs.prefill_window,
+            "kv_type": entry.model.runner.kv_type.value,
+            "kv_bytes": entry.state.nbytes(),
+            "idle_bytes": cache.used_bytes() if cache is not None else 0,
+            "transitions": gate.transitions,
+            "turns": dict(gate.counts),
+        }
+
+    def count(self, metrics: Metrics) -> None:
+        """Set the gauges of memory [M172]."""
+        watch = self.watch
+        if watch is not None and watch.started:
+            state = watch.state
+            metrics.set("memory_level", int(state.level))
+            metrics.set("memory_available_bytes", state.host.available_bytes)
+            metrics.set("memory_reserve_bytes", state.host.reserve_bytes)
+            metrics.set("memory_watcher_restarts_total", watch.restarts)
+        metrics.set("memory_watcher_alive", int(self.admission == "on"))
+        with self._lock:
+            gates = list(self._gates.values())
+        metrics.set("ladder_degraded_models", sum(gate.rungs.degraded for gate in gates))
+        metrics.set("ladder_level", max((int(gate.rungs.level) for gate in gates), default=int(Level.OK)))
+
+
+def idle_share(rungs: Rungs) -> float:
+    """What idle conversations may keep of what they usually may [X14, X15]."""
+    if rungs.evict_idle:
+        return 0.0
+    return WATCH_SHARE if rungs.level >= Level.WATCH else 1.0
