@@ -24,7 +24,7 @@ RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM
 SOURCES    := pantheon tests tools $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow check bench fresh clean
+.PHONY: help setup serve chat test test-slow check bench bench-alone fresh clean
 
 help: ## show this list
 	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
@@ -51,7 +51,10 @@ check: $(VENV)/.ready-dev ## lint, types, layers
 	$(PY) -m mypy --no-error-summary
 	$(PY) tools/check_layers.py
 
-bench: setup ## tokenizer and model speed (ARGS="MODEL.gguf -r 3"); the ratio to llama.cpp comes with the speed work
+bench: $(VENV)/.ready-bench ## side by side with llama.cpp, which is compiled once (ARGS="MODEL.gguf --tables engine")
+	@$(PY) -m tools.bench_compare $(ARGS)
+
+bench-alone: setup ## tokenizer and model speed, without llama.cpp (ARGS="MODEL.gguf -d 0,4096 --batch 1,8")
 	$(PY) tools/bench_tokenizer.py
 	$(PY) -m pantheon bench $(ARGS)
 
@@ -82,4 +85,9 @@ $(VENV)/.ready-run: $(VENV)/.folder setup.cfg pyproject.toml
 $(VENV)/.ready-dev: $(VENV)/.ready-run setup.cfg pyproject.toml
 	@echo "Installing the test and check tools …"
 	@$(PIP) -e '.[test,check]'
+	@touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready-run setup.cfg pyproject.toml
+	@echo "Installing llama-cpp-python; its C++ is compiled here, which takes many minutes (once) …"
+	@$(PIP) -e '.[bench]'
 	@touch $@

@@ -14,8 +14,9 @@ import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from pantheon.commands.bench import markdown, whole_list
 from pantheon.commands.bench_runs import Workload
 from pantheon.commands.common import whole
 from tools.bench_driver import Peer, PeerError, Quiet, Row, compare_beside_burners, compare_engines
-from tools.bench_http import compare_servers, find_llama_server, our_server, their_server
+from tools.bench_http import compare_servers, find_llama_server, our_server, their_server, version_of
+from tools.bench_peer import our_version
 
 TABLES = ("engine", "http", "busy")
 TITLES = {
@@ -31,6 +33,7 @@ TITLES = {
     "http": "Through HTTP, one stream",
     "busy": "Beside busy neighbours",
 }
+ENGINES = ("pantheon", "llama.cpp")
 
 
 def chosen(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -60,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--batch", type=whole_list(1), default=[1, 8], metavar="K,…", help="sequences decoded in one forward (default: 1,8)")  # fmt: skip # noqa: E501
     flags.add_argument("-d", "--depth", type=whole_list(0), default=[0, 4096], metavar="N,…", help="positions to decode at, one sequence (default: 0,4096)")  # fmt: skip # noqa: E501
     flags.add_argument("--llama-server", metavar="PATH", help="llama.cpp's server for the http table (default: $LLAMA_SERVER; without one it is skipped)")  # fmt: skip # noqa: E501
+    flags.add_argument("--write", metavar="PAGE", help="also put the tables into their places in this Markdown page")
     flags.add_argument("--json", action="store_true", help="print JSON")
     return flags
 
@@ -78,86 +82,119 @@ def peers(stack: ExitStack, model: str, threads: int) -> tuple[Peer, Peer]:
     return ours, theirs
 
 
-ENGINES = ("pantheon", "llama.cpp")
+@dataclass
+class Table:
+    """One table as it grows: rows, versions met, how quiet it was."""
+
+    title: str
+    theirs: str
+    rows: list[Row] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    quiet: Quiet = field(default_factory=Quiet)
+
+    def markdown(self, rounds: int, threads: int) -> str:
+        """The rows and what they depend on."""
+        head = ("model", "what", "pantheon", self.theirs, "ratio", "min", "max")
+        lines = markdown(head, [row.cells() for row in self.rows], right={2, 3, 4, 5, 6})
+        return "\n".join([*lines, "", *self.conditions(rounds, threads)])
+
+    def conditions(self, rounds: int, threads: int) -> list[str]:
+        """Markdown list items."""
+        return [
+            f"- {datetime.date.today()}; {cpu_name()}, {threads} threads each; Linux {platform.release()}, "
+            f"Python {platform.python_version()}",
+            "- " + ", ".join(f"{engine} {version}" for engine, version in self.versions.items()),
+            f"- rounds: {rounds}, in turns; median (min–max); ratio: how many times better pantheon is, round by round",
+            f"- while a side was timed, other processes used at most {self.quiet.others:.2f} cores, and the side that "
+            f"waited {self.quiet.waiting:.2f}",
+        ]
 
 
 class Report:
-    """The tables as they grow: rows of each, what was skipped, the versions met and how quiet it was."""
+    """All tables of a run."""
 
     def __init__(self, args: argparse.Namespace, threads: int) -> None:
         self.args, self.threads = args, threads
-        self.rows: dict[str, list[Row]] = {}
+        self.tables: dict[str, Table] = {}
         self.notes: list[str] = []
-        self.versions: dict[str, str] = {}
-        self.quiet = Quiet()
 
     def run(self, models: Sequence[str]) -> None:
         """Measure every table on every model."""
-        for table in self.args.tables:
+        for name in self.args.tables:
+            table = Table(TITLES[name], "llama-server" if name == "http" else "llama.cpp")
+            table.versions["pantheon"] = our_version()
             for path in models:
-                for row in getattr(self, f"_{table}")(path, Path(path).stem):
-                    self.rows.setdefault(table, []).append(row)
+                for row in getattr(self, f"_{name}")(table, path, Path(path).stem):
+                    table.rows.append(row)
                     print(f"{row.model}: {row.what}: {' | '.join(row.cells()[2:])}", file=sys.stderr, flush=True)
+            if table.rows:
+                self.tables[name] = table
 
-    def _engine(self, path: str, name: str) -> Iterator[Row]:
+    def _engine(self, table: Table, path: str, model: str) -> Iterator[Row]:
         with ExitStack() as stack:
-            sides = self._met(*peers(stack, path, self.threads))
-            yield from compare_engines(name, *sides, workloads(self.args), self.args.rounds, self.quiet)
+            sides = self._peers(stack, table, path)
+            yield from compare_engines(model, *sides, workloads(self.args), self.args.rounds, table.quiet)
 
-    def _busy(self, path: str, name: str) -> Iterator[Row]:
+    def _busy(self, table: Table, path: str, model: str) -> Iterator[Row]:
         with ExitStack() as stack:
-            sides = self._met(*peers(stack, path, self.threads))
-            yield from compare_beside_burners(name, *sides, self.args.n_gen, self.args.rounds, self.quiet)
+            sides = self._peers(stack, table, path)
+            steps = max(8, self.args.n_gen // 4)
+            yield from compare_beside_burners(model, *sides, steps, self.args.rounds, table.quiet)
 
-    def _http(self, path: str, name: str) -> Iterator[Row]:
+    def _http(self, table: Table, path: str, model: str) -> Iterator[Row]:
         program = find_llama_server(self.args.llama_server)
         if program is None:
             note = "http: skipped, there is no llama-server (--llama-server PATH or LLAMA_SERVER; not in the wheel)"
             self.notes += [note] if note not in self.notes else []
             return
+        table.versions["llama-server"] = version_of(program)
         with ExitStack() as stack:
             ours = stack.enter_context(closing(our_server(path, self.threads)))
             theirs = stack.enter_context(closing(their_server(program, path, self.threads)))
-            yield from compare_servers(name, ours, theirs, self.args.n_gen, self.args.rounds, self.quiet)
+            yield from compare_servers(model, ours, theirs, self.args.n_gen, self.args.rounds, table.quiet)
 
-    def _met(self, *sides: Peer) -> tuple[Peer, ...]:
-        self.versions |= {side.about["engine"]: side.about["version"] for side in sides}
-        return sides
+    def _peers(self, stack: ExitStack, table: Table, path: str) -> tuple[Peer, Peer]:
+        ours, theirs = peers(stack, path, self.threads)
+        table.versions |= {side.about["engine"]: side.about["version"] for side in (ours, theirs)}
+        return ours, theirs
 
-    def conditions(self) -> list[str]:
-        """What the figures depend on, as Markdown list items."""
-        versions = ", ".join(f"{engine} {version}" for engine, version in self.versions.items())
-        return [
-            f"- {datetime.date.today()}, {cpu_name()}, {self.threads} threads each, Linux {platform.release()}, "
-            f"Python {platform.python_version()}",
-            *([f"- {versions}"] if versions else []),
-            f"- {self.args.rounds} rounds in turns; median (min–max); ratio: how many times better pantheon is, "
-            "round by round",
-            f"- while a side was timed, other processes used at most {self.quiet.others:.2f} cores and the side that "
-            f"waited {self.quiet.waiting:.2f}",
-            *(f"- {note}" for note in self.notes),
-        ]
+    def blocks(self) -> dict[str, str]:
+        """Table name -> Markdown."""
+        return {name: table.markdown(self.args.rounds, self.threads) for name, table in self.tables.items()}
 
     def markdown(self) -> str:
-        """Every table with its conditions."""
-        parts = ["\n".join(self.conditions())]
-        for table, rows in self.rows.items():
-            theirs = "llama-server" if table == "http" else "llama.cpp"
-            head = ("model", "what", "pantheon", theirs, "ratio", "min", "max")
-            lines = markdown(head, [row.cells() for row in rows], right={2, 3, 4, 5, 6})
-            parts.append(f"### {TITLES[table]}\n\n" + "\n".join(lines))
-        return "\n\n".join(parts)
+        """Every table under its title, then what was left out."""
+        parts = [f"### {self.tables[name].title}\n\n{block}" for name, block in self.blocks().items()]
+        return "\n\n".join([*parts, *self.notes])
 
     def json(self) -> dict[str, Any]:
         """The same, with every round."""
         return {
-            "conditions": self.conditions(),
-            "versions": self.versions,
             "threads": self.threads,
-            "others_cores": self.quiet.others,
-            "waiting_cores": self.quiet.waiting,
-            "tables": {table: [row.summary() for row in rows] for table, rows in self.rows.items()},
+            "rounds": self.args.rounds,
+            "notes": self.notes,
+            "tables": {
+                name: {
+                    "versions": table.versions,
+                    "others_cores": table.quiet.others,
+                    "waiting_cores": table.quiet.waiting,
+                    "rows": [row.summary() for row in table.rows],
+                }
+                for name, table in self.tables.items()
+            },
         }
+
+
+def put_blocks(page: str, blocks: Mapping[str, str]) -> str:
+    """The page with the text between `<!-- bench NAME -->` and `<!-- bench end -->` replaced.  Raises PeerError for a
+    table that the page has no place for."""
+    for name, block in blocks.items():
+        start, end = f"<!-- bench {name} -->", "<!-- bench end -->"
+        before, found, rest = page.partition(start)
+        if not found or end not in rest:
+            raise PeerError(f"the page has no {start} … {end}")
+        page = f"{before}{start}\n\n{block}\n\n{end}{rest.partition(end)[2]}"
+    return page
 
 
 def cpu_name() -> str:
@@ -178,14 +215,18 @@ def main() -> int:
 
     args = parser().parse_args()
     try:
-        models = args.models or [str(need_default_model())]
+        models = [str(Path(path).absolute()) for path in args.models] or [str(need_default_model())]
         if set(args.tables) & {"engine", "busy"} and importlib.util.find_spec("llama_cpp") is None:
             raise PeerError("there is no llama_cpp here; `make bench` installs llama-cpp-python")
-        for path in models:
-            if not Path(path).is_file():
-                raise PeerError(f"{path}: no such file")
+        for path in filter(lambda path: not Path(path).is_file(), [*models, *([args.write] if args.write else [])]):
+            raise PeerError(f"{path}: no such file")
+        if args.write:  # a page without places is found out before minutes are spent
+            put_blocks(Path(args.write).read_text("utf-8"), dict.fromkeys(args.tables, ""))
         report = Report(args, args.threads or usable_cores())
         report.run(models)
+        if args.write:
+            page = Path(args.write)
+            page.write_text(put_blocks(page.read_text("utf-8"), report.blocks()), "utf-8")
     except (PeerError, PantheonError) as fault:
         print(f"bench: {fault}", file=sys.stderr)
         return 1

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pantheon.commands.bench_runs import Workload, spread
 
+#: peers import `tools` from here
+ROOT = Path(__file__).resolve().parent.parent
 #: no request takes longer; loading with every kernel to compile, or a depth of many thousand tokens, are the longest
 PATIENCE_S = 900.0
 #: how long a side is given to fall asleep before the other is timed
@@ -34,7 +37,7 @@ class Peer:
     def __init__(self, command: Sequence[str], *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
         )
         self.about: dict[str, Any] = {"engine": command[-1]}
         try:
@@ -180,8 +183,8 @@ def compare_engines(
         for side in (ours, theirs):
             side.prepare(workload)
         given = take_turns((ours, theirs), rounds, quiet, lambda side: sum(side.run()))
-        speeds = [tuple(workload.tokens / seconds for seconds in side) for side in given]
-        yield Row(model, f"{workload.name}, tokens/s", *speeds)
+        mine, other = (tuple(workload.tokens / seconds for seconds in side) for side in given)
+        yield Row(model, f"{workload.name}, tokens/s", mine, other)
 
 
 def compare_beside_burners(
@@ -204,8 +207,8 @@ def compare_beside_burners(
         beside = f"beside {k} busy process{'es' * (k > 1)}" if k else "on a quiet machine"
         yield Row(model, f"median decode step {beside}, ms", tuple(both[0]), tuple(both[1]), less=True)
         if k:
-            slower = [tuple(b / q for b, q in zip(both[i], steps[0][i], strict=True)) for i in (0, 1)]
-            yield Row(model, f"that step ÷ the quiet one, {k} busy", *slower, less=True)
+            mine, other = (tuple(b / q for b, q in zip(both[i], steps[0][i], strict=True)) for i in (0, 1))
+            yield Row(model, f"that step ÷ the quiet one, {k} busy", mine, other, less=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tools.bench_driver import PATIENCE_S, PeerError, Quiet, Row, take_turns
+from tools.bench_driver import PATIENCE_S, ROOT, PeerError, Quiet, Row, take_turns
 
 #: enough for a prompt that takes a moment; each round's differs from its first word on, so no prefix cache helps
 _STORY = (
@@ -39,7 +39,8 @@ class Server:
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], *, patience_s: float = PATIENCE_S) -> None:
         self.name, self._port = name, free_port()
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(list(command(self._port)), stdin=quiet, stdout=quiet, stderr=quiet)
+        words = list(command(self._port))
+        self._process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, cwd=ROOT)
         try:
             self._wait(time.monotonic() + patience_s)
         except PeerError:
@@ -152,9 +153,18 @@ def their_server(program: str, model: str, threads: int) -> Server:
 def find_llama_server(given: str | None) -> str | None:
     """The program named by the flag or by LLAMA_SERVER; None when there is none.  Raises PeerError for a wrong one."""
     program = given or os.environ.get("LLAMA_SERVER")
-    if program and not os.access(program, os.X_OK):
+    if not program:
+        return None
+    if not os.access(program, os.X_OK):
         raise PeerError(f"{program} is no program")
-    return program or None
+    return os.path.abspath(program)
+
+
+def version_of(program: str) -> str:
+    """The line in which llama-server says its version."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version")]
+    return lines[0].removeprefix("version:").strip() if lines else "of unknown version"
 
 
 def compare_servers(
@@ -170,5 +180,5 @@ def compare_servers(
         ask(side)
     mine, other = take_turns((ours, theirs), rounds, quiet, ask)
     yield Row(model, f"stream of {n_tokens}, tokens/s", tuple(s.rate for s in mine), tuple(s.rate for s in other))
-    first = [tuple(1e3 * s.first_s for s in side) for side in (mine, other)]
-    yield Row(model, "time to first token, ms", *first, less=True)
+    first, other_first = (tuple(1e3 * s.first_s for s in side) for side in (mine, other))
+    yield Row(model, "time to first token, ms", first, other_first, less=True)

@@ -17,10 +17,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import IO, Any, Protocol
 
+from pantheon import __version__
 from pantheon.commands.bench_runs import Bench, Workload, token_at
+
+
+def our_version() -> str:
+    """`0.1.0 (numba …, NumPy …)`."""
+    return f"{__version__} (numba {version('numba')}, NumPy {version('numpy')})"
 
 
 class Engine(Protocol):
@@ -51,12 +58,7 @@ class Pantheon:
 
     def about(self) -> dict[str, Any]:
         """See Engine."""
-        from importlib.metadata import version
-
-        from pantheon import __version__
-
-        details = f"numba {version('numba')}, NumPy {version('numpy')}"
-        return {"engine": "pantheon", "version": f"{__version__} ({details})", "threads": self._threads}
+        return {"engine": "pantheon", "version": our_version(), "threads": self._threads}
 
     def prepare(self, workload: Workload) -> None:
         """See Engine.  Loads again when the context must grow."""
@@ -97,8 +99,8 @@ class LlamaCpp:
         """See Engine."""
         info = self._c.llama_print_system_info().decode()
         on = [part.split("=")[0].strip() for part in info.split(":")[-1].split("|") if part.strip().endswith("= 1")]
-        version = f"llama-cpp-python {self._c.__version__} ({' '.join(on)})"
-        return {"engine": "llama.cpp", "version": version, "threads": self._threads}
+        made = f"of llama-cpp-python {self._c.__version__} ({' '.join(on)})"
+        return {"engine": "llama.cpp", "version": made, "threads": self._threads}
 
     def prepare(self, workload: Workload) -> None:
         """See Engine."""
@@ -155,7 +157,7 @@ class LlamaCpp:
         return seconds
 
 
-ENGINES = {"pantheon": Pantheon, "llama.cpp": LlamaCpp}
+ENGINES: dict[str, Callable[[str, int], Engine]] = {"pantheon": Pantheon, "llama.cpp": LlamaCpp}
 
 
 def serve(engine: Engine, requests: IO[str], answers: IO[str]) -> None:

@@ -1,4 +1,4 @@
-"""`pantheon bench`: tokens per second of reading a prompt (pp) and of generating (tg), and how near the roof that is."""
+"""`pantheon bench`: tokens per second of reading a prompt (pp) and of generating (tg), and how near the roof is."""
 
 from __future__ import annotations
 

@@ -272,15 +272,24 @@ def test_the_report_is_markdown_with_its_conditions(monkeypatch: pytest.MonkeyPa
     report = bench_compare.Report(args, 2)
     report.run(["folder/model.Q4_1.gguf"])
     text = report.markdown()
-    assert "pantheon 1, llama.cpp 1" in text and "2 rounds" in text and "2 threads each" in text
+    assert "pantheon 1, llama.cpp 1" in text and "rounds: 2" in text and "2 threads each" in text
     assert "http: skipped, there is no llama-server" in text and "### Engine alone" in text
     assert "### Through HTTP" not in text, "an empty table is no table"
     rows = [line for line in text.splitlines() if line.startswith("| model.Q4_1")]
     assert [row.split("|")[2].strip() for row in rows] == ["pp512, tokens/s", "tg2, tokens/s", "tg2 x8, tokens/s"]
     assert all(row.split("|")[5].strip() == "4.00" for row in rows)
     document = report.json()
-    assert document["tables"]["engine"][1]["ratio"]["median"] == pytest.approx(4.0)
-    assert len(document["tables"]["engine"][1]["ours"]) == 2 and json.dumps(document)
+    row = document["tables"]["engine"]["rows"][1]
+    assert row["ratio"]["median"] == pytest.approx(4.0) and len(row["ours"]) == 2 and json.dumps(document)
+
+
+def test_tables_go_to_their_places_in_a_page_and_nowhere_else() -> None:
+    page = "a\n<!-- bench engine -->\nold\n<!-- bench end -->\nb\n<!-- bench http -->\n<!-- bench end -->\nc\n"
+    made = bench_compare.put_blocks(page, {"http": "| H |", "engine": "| E |"})
+    assert "old" not in made and made.index("| E |") < made.index("\nb\n") < made.index("| H |") < made.index("\nc\n")
+    assert bench_compare.put_blocks(made, {"engine": "| E |"}) == made, "again is the same"
+    with pytest.raises(PeerError, match="no <!-- bench busy -->"):
+        bench_compare.put_blocks(page, {"busy": ""})
 
 
 @pytest.mark.parametrize(

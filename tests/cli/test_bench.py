@@ -158,7 +158,7 @@ def test_a_window_bounds_what_a_step_reads() -> None:
 def test_sequences_share_the_weights_and_each_reads_its_own_kv() -> None:
     full = StateSpec((KVSpec(2, 4, 4),))
     assert bytes_per_token(Workload("tg", 1, 0), 1000, full, KVType.F16) == 1032
-    assert bytes_per_token(Workload("tg", 3, 100), 1000, full, KVType.F16) == 1000 + 32 * 102, "the middle step sees 102"
+    assert bytes_per_token(Workload("tg", 3, 100), 1000, full, KVType.F16) == 1000 + 32 * 102, "middle step"
     assert bytes_per_token(Workload("tg", 1, 99, 4), 1000, full, KVType.F16) == 250 + 3200
 
 
