@@ -132,5 +132,5 @@ def get_memory(app: App, request: Request, responder: Responder) -> None:
         {key: part[key] for key in ("name", "slot", "status", "dies", "memory")}
         for part in map(instance_of, app.registry.all_entries())
     ]
-    body: dict[str, Any] = {"process": {"rss_bytes": process.memory_info().rss}, "models": models}
-    responder.send_json(200, body)
+    body = {"process": {"rss_bytes": process.memory_info().rss}, "models": models}
+    responder.send_json(200, {**body, **app.memory.view()})

@@ -36,7 +36,7 @@ from pantheon.serve.flags import (
     model_specs,
 )
 from pantheon.serve.http_server import PantheonServer
-from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp
+from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, free
 from pantheon.serve.registry import Registry
 from pantheon.serve.router_client import RouterClient, registered
 from pantheon.serve.router_client import check_settings as check_router
@@ -161,8 +161,7 @@ def _stop(app: App, server: PantheonServer, start_up: StartUp, code: int) -> Non
         sys.stdout.flush()
         os._exit(code)
     for entry in app.registry.all_entries():
-        if entry.model is not None:
-            entry.model.close()
+        free(app.registry, entry)
     _log.info("stopped")
 
 

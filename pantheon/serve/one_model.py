@@ -7,7 +7,8 @@ The same handlers answer, with the `model` of the body replaced.  An smg gateway
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pantheon.errors import NotFound
@@ -55,7 +56,9 @@ def post(app: App, request: Request, responder: Responder) -> None:
         raise NotFound(f"the model {name[:200]!r} does not exist", code="model_not_found", param="model")
     pinned = _Pinned(**{field.name: getattr(request, field.name) for field in fields(Request)}, model=name)
     # no other model answers in its place, even if it is the only one
-    _POSTS[path](replace(app, strict_model=True), pinned, responder)
+    strict = copy(app)
+    strict.strict_model = True
+    _POSTS[path](strict, pinned, responder)
 
 
 def _split(tail: str, paths: tuple[str, ...], others: Any) -> tuple[str, str]:
