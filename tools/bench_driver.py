@@ -207,8 +207,10 @@ def compare_beside_burners(
         beside = f"beside {k} busy process{'es' * (k > 1)}" if k else "on a quiet machine"
         yield Row(model, f"median decode step {beside}, ms", tuple(both[0]), tuple(both[1]), less=True)
         if k:
-            mine, other = (tuple(b / q for b, q in zip(both[i], steps[0][i], strict=True)) for i in (0, 1))
-            yield Row(model, f"that step ÷ the quiet one, {k} busy", mine, other, less=True)
+            ours_slow, theirs_slow = (
+                tuple(b / q for b, q in zip(both[i], steps[0][i], strict=True)) for i in (0, 1)
+            )
+            yield Row(model, f"that step ÷ the quiet one, {k} busy", ours_slow, theirs_slow, less=True)
 
 
 @contextmanager
