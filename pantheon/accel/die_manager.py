@@ -196,11 +196,10 @@ class DieManager:
                     self._places[i].cache = nbytes // len(dies)
 
     def unbind(self, dies: Sequence[int], owner: str) -> None:
-        """Free the dies that are the owner's; others stay as they are."""
+        """Free the dies that are the owner's; others stay as they are, and those that do not exist are nobody's."""
         with self._lock:
-            for i in dies:
-                place = self._places[i]
-                if place.model == owner:
+            for i, place in enumerate(self._places):
+                if i in dies and place.model == owner:
                     place.model, place.charged, place.cache = None, 0, 0
 
     # ---- looking ------------------------------------------------------------------------------------------------
