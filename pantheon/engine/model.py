@@ -17,6 +17,7 @@ from pantheon.engine.generate import check_fits, generate
 from pantheon.engine.sampler import NewDraw, SamplingParams
 from pantheon.errors import BadRequest, Unavailable
 from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
 from pantheon.text.prompt import Prompt, build_prompt
@@ -65,9 +66,19 @@ class Model:
         self._turn = threading.Lock()
         self._closed = False
 
-    def new_state(self, n_slots: int = 1) -> RunnerState:
-        """A state for n_slots conversations of up to n_ctx positions."""
-        return self.runner.new_state(n_slots, self.n_ctx)
+    def new_state(self, n_slots: int = 1, kv_type: KVType | None = None) -> RunnerState:
+        """A state for n_slots conversations of up to n_ctx positions; kv_type: one of `kv_types`, default the first."""
+        if kv_type is None or kv_type is self.runner.kv_type:
+            return self.runner.new_state(n_slots, self.n_ctx)
+        state: RunnerState = self.runner.new_state(n_slots, self.n_ctx, kv_type)  # type: ignore[call-arg]
+        return state
+
+    @property
+    def kv_types(self) -> tuple[KVType, ...]:
+        """The formats that a state may keep its KV rows in, the configured one first."""
+        own = self.runner.kv_type
+        others = KVType if hasattr(self.runner, "variant") else ()
+        return (own, *(other for other in others if other is not own))
 
     def forward(
         self, state: RunnerState, columns: Columns, out: NDArray[np.float32] | None = None

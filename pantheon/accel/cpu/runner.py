@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
@@ -41,11 +42,11 @@ class Weights:
 class CpuState:
     """KV rows of n_slots conversations; memory is reserved, and costs pages only as positions are written."""
 
-    def __init__(self, n_slots: int, n_ctx: int, slot_bytes: int, block_bytes: int) -> None:
+    def __init__(self, n_slots: int, n_ctx: int, slot_bytes: int, block_bytes: int, kv_type: KVType) -> None:
         """slot_bytes: of one conversation; block_bytes: what kv.BLOCK positions of it take."""
         if n_slots < 1 or n_ctx < 1:
             raise ValueError("a state needs at least one slot and one position")
-        self.n_slots, self.n_ctx = n_slots, n_ctx
+        self.n_slots, self.n_ctx, self.kv_type = n_slots, n_ctx, kv_type
         self.slot_bytes, self.block_bytes = slot_bytes, block_bytes
         # long contexts are streamed: on small pages that costs up to a fifth of the bandwidth
         self._arena = Arena(max(4096, n_slots * slot_bytes), huge=slot_bytes >= HUGE)
@@ -96,6 +97,7 @@ class CpuRunner:
         # every shape is checked here; kernel addresses are filled in by warm_up
         self._phases = Builder(plan, self._memory, kv_type, (1, 2, 4, 8)).phases
         self._team: Team | None = None
+        self._variants: dict[KVType, CpuRunner] = {}
         self._closed = False
 
     # --- memory ---------------------------------------------------------------------------------------------------
@@ -139,11 +141,24 @@ class CpuRunner:
         return sum(self._weights.matrices[m].nbytes for m in used)
 
     # --- running --------------------------------------------------------------------------------------------------
-    def new_state(self, n_slots: int, n_ctx: int) -> CpuState:
-        """Raises ValueError when n_ctx is beyond what was loaded for."""
+    def new_state(self, n_slots: int, n_ctx: int, kv_type: KVType | None = None) -> CpuState:
+        """kv_type: another format than the runner's own.  Raises ValueError when n_ctx is beyond the one loaded for."""
         if n_ctx > self.n_ctx:
             raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
-        return CpuState(n_slots, n_ctx, sizes.slot(self.plan, n_ctx, self.kv_type), self._block_bytes)
+        kind = kv_type or self.kv_type
+        return CpuState(n_slots, n_ctx, sizes.slot(self.plan, n_ctx, kind), self.variant(kind)._block_bytes, kind)
+
+    def variant(self, kv_type: KVType) -> CpuRunner:
+        """The same weights, tables and scratch, for states of another KV format; forwards find it by themselves."""
+        if kv_type is self.kv_type:
+            return self
+        if kv_type not in self._variants:
+            other = copy.copy(self)
+            other.kv_type, other._team, other._variants = kv_type, None, {}
+            _, other._block_bytes = kv.layers(self.plan, kv_type)
+            other._phases = Builder(self.plan, self._memory, kv_type, (1, 2, 4, 8)).phases
+            self._variants[kv_type] = other
+        return self._variants[kv_type]
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""
@@ -164,6 +179,8 @@ class CpuRunner:
         """See `accel.executor.Runner`.  Raises ValueError for columns that are out of range."""
         if self._closed:
             raise RuntimeError("the runner is closed")
+        if isinstance(state, CpuState) and state.kv_type is not self.kv_type:
+            return self.variant(state.kv_type).forward(state, columns)
         if not isinstance(state, CpuState) or state.n_ctx > self.n_ctx or state.block_bytes != self._block_bytes:
             raise ValueError("the state belongs to another runner")
         n, m = len(columns.tokens), len(columns.wanted)
@@ -214,6 +231,8 @@ class CpuRunner:
     def close(self) -> None:
         """Dismiss the threads and let go of the memory; idempotent.  A forward that still runs keeps its memory."""
         self._closed = True
+        for other in self._variants.values():
+            other.close()
         team, self._team = self._team, None
         if team is not None:
-            team.close()  # type: ignore[attr-defined]
+            team.close()
