@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pantheon import seams, settings
 from pantheon.accel.executor import Columns, RunnerState
-from pantheon.engine.sampler import Constraint, Sampled, Sampler, SamplingParams
+from pantheon.engine.sampler import Constraint, Sampler, SamplingParams
 from pantheon.errors import BadRequest, Cancelled
 
 if TYPE_CHECKING:
@@ -87,27 +87,34 @@ def generate(
     else:
         state.reset(slot)
     held = [] if held is None else held
-    sampled = _prefill(model, state, prompt_ids, slot, reused, held, sampler, cancelled, on_prefill, chunk)
+    row = _prefill(model, state, prompt_ids, slot, reused, held, cancelled, on_prefill, chunk)
     limit = min(max_tokens, state.n_ctx - len(prompt_ids))
     step = Columns.of_slot([0], 0, slot=slot)
     out = np.empty((1, model.n_vocab), np.float32)
-    row = out[0]
+    own_row = out[0]
+    padded = model.tokenizer.n_vocab < model.n_vocab
     slow_s = settings.get("PN_SLOW_DECODE_MS") / 1000
     for n in range(1, limit + 1):
-        sampler.accept(sampled.token)
-        is_eog = sampled.token in model.tokenizer.eog_ids and not ignore_eog
+        if padded:  # rows that fill the output matrix up beyond the vocabulary are no tokens
+            row[model.tokenizer.n_vocab :] = -np.inf
+        token = sampler.choose(row)
+        sampler.accept(token)
+        is_eog = token in model.tokenizer.eog_ids and not ignore_eog
         is_last = is_eog or n == limit or (constraint is not None and constraint.done)
-        yield Token(sampled.token, n, is_eog, is_last, sampled.logprob, sampled.top)
+        if params.top_logprobs is None:
+            yield Token(token, n, is_eog, is_last)
+        else:
+            yield Token(token, n, is_eog, is_last, *sampler.logprobs(row, token))
         if is_last:
             return
         if slow_s:
             seams.SYSTEM_CLOCK.sleep(slow_s)
         if cancelled():
             raise Cancelled("cancelled while decoding")
-        step.tokens[0], step.positions[0] = sampled.token, len(prompt_ids) + n - 1
+        step.tokens[0], step.positions[0] = token, len(prompt_ids) + n - 1
         model.forward(state, step, out)
-        held.append(sampled.token)
-        sampled = sampler.sample(_nameable(model, row))
+        row = own_row
+        held.append(token)
 
 
 def _prefill(
@@ -117,12 +124,11 @@ def _prefill(
     slot: int,
     reused: int,
     held: list[int],
-    sampler: Sampler,
     cancelled: Callable[[], bool],
     on_prefill: Callable[[int, int], None] | None,
     chunk: int,
-) -> Sampled:
-    """Run the prompt through the model, but for what is there; the first sampled token."""
+) -> NDArray[np.float32]:
+    """Run the prompt through the model, but for what is there; the logits of its last token."""
     total = len(prompt_ids)
     chunk = max(1, min(chunk, model.runner.max_columns))
     if on_prefill:
@@ -136,11 +142,4 @@ def _prefill(
         held += prompt_ids[first:end]
         if on_prefill:
             on_prefill(end, total)
-    return sampler.sample(_nameable(model, logits[0]))
-
-
-def _nameable(model: Model, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows that pad the output matrix beyond the vocabulary are no tokens."""
-    if len(logits) > model.tokenizer.n_vocab:
-        logits[model.tokenizer.n_vocab :] = -np.inf
-    return logits
+    return logits[0]

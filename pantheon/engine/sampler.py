@@ -152,6 +152,7 @@ class Sampler:
         self.constraint = constraint
         seed = None if params.seed is None else params.seed & (2**64 - 1)
         self._random = np.random.Generator(np.random.PCG64(seed))
+        self._points: list[float] = []
         self._bias_ids, self._biases = _bias_arrays(params.logit_bias, n_vocab)
         self._repeats = params.repeat_penalty != 1.0 and params.repeat_last_n != 0
         self._counting = bool(params.presence_penalty or params.frequency_penalty)
@@ -180,6 +181,11 @@ class Sampler:
             self.constraint.accept(token)
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
+        """`choose`, with the log-probabilities that the parameters ask for."""
+        token = self.choose(logits)
+        return Sampled(token, *self.logprobs(logits, token))
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from float32 [n_vocab] logits, which are only read.  Does not accept it.
 
         Raises PantheonError when the row holds NaN or +inf, or when nothing is left to choose from.
@@ -189,13 +195,18 @@ class Sampler:
             raise ValueError(f"logits of shape {logits.shape}, expected ({self.n_vocab},)")
         row = self._edited(logits) if self._edits else logits
         if self._kernel is not None:
-            token = self._kernel(row, self._random.random())
+            token = self._kernel(row, self._point())
             if token >= 0:
-                return self._report(logits, token)
+                return token
         best = int(row.argmax())
         _check_best(float(row[best]))
-        token = best if self.params.temperature == 0 else self._draw(row, float(row[best]), self._random.random())
-        return self._report(logits, token)
+        return best if self.params.temperature == 0 else self._draw(row, float(row[best]), self._point())
+
+    def _point(self) -> float:
+        """The next random number in [0, 1); made many at a time, since code that ran long ago is slow to come back."""
+        if not self._points:
+            self._points = self._random.random(64).tolist()[::-1]
+        return self._points.pop()
 
     def _edited(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A copy of the row with bias, penalties and mask applied."""
@@ -239,13 +250,14 @@ class Sampler:
         place = int(reached.searchsorted(point * reached[-1], side="right"))
         return int(ids[min(place, len(ids) - 1)])
 
-    def _report(self, logits: NDArray[np.float32], token: int) -> Sampled:
+    def logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        """The log-probabilities that the parameters ask for, of a token chosen from these logits and of the best."""
         n = self.params.top_logprobs
         if n is None:
-            return Sampled(token)
+            return None, ()
         norm = filters.log_normaliser(logits)
         top = filters.top_ids(logits, min(n, self.n_vocab)) if n else ()
-        return Sampled(token, _logprob(logits[token], norm), tuple((int(i), _logprob(logits[i], norm)) for i in top))
+        return _logprob(logits[token], norm), tuple((int(i), _logprob(logits[i], norm)) for i in top)
 
 
 def _logprob(logit: float, normaliser: float) -> float:
