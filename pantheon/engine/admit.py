@@ -24,10 +24,11 @@ from pantheon.mem.costs import LoadCosts, TurnCosts
 from pantheon.mem.ladder import Ladder, LadderConfig, Rungs, plan_for
 from pantheon.mem.mem_state import DieState, HostState, Level, MemState
 from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
 from pantheon.seams import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
-    from pantheon.accel.executor import RunnerState
+    from pantheon.accel.executor import Progress, RunnerState
     from pantheon.engine.model import Model
     from pantheon.mem.memwatch import MemWatch
 
@@ -207,6 +208,29 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.2f} GiB" if abs(nbytes) >= 1 << 28 else f"{nbytes / (1 << 20):.1f} MiB"
 
 
+# ---- the KV format of rung 4a -----------------------------------------------------------------------------------
+
+
+def smaller_kv(model: Model) -> KVType | None:
+    """The KV format that new conversations take under pressure; None when the model's own is the smallest there is."""
+    own = model.runner.kv_type
+    spec = model.plan.state
+    fits = [kind for kind in model.kv_types if spec.bytes_per_token(kind) < spec.bytes_per_token(own)]
+    # the least that still reads as well as 16 bits do for chats; 4-bit caches do not
+    return KVType.Q8_0 if KVType.Q8_0 in fits else None
+
+
+def prepare_smaller_kv(model: Model, progress: Progress | None = None) -> None:
+    """Compile what it needs while memory is there: under pressure nobody wants a compiler to start.  Raises nothing."""
+    kind = smaller_kv(model)
+    if kind is None or settings.get("PN_LADDER_DISABLE"):
+        return
+    try:
+        model.runner.variant(kind).warm_up(progress)  # type: ignore[attr-defined]
+    except Exception:
+        _log.warning("the smaller KV cache is not prepared %s", log.fields(model=model.name), exc_info=True)
+
+
 # ---- turns ------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +266,10 @@ class Gate:
         """The gate of a loaded model."""
         runner = model.runner
         scratch = runner.memory().get("scratch", 0)
-        return cls(model.n_ctx, watch, scratch_bytes=scratch, max_columns=runner.max_columns, **options)
+        return cls(
+            model.n_ctx, watch, scratch_bytes=scratch, max_columns=runner.max_columns,
+            can_quantise_kv=smaller_kv(model) is not None, **options,
+        )  # fmt: skip
 
     def _say(self, line: str) -> None:
         down = self.watch is not None and self.watch.level_for(self.dies) > Level.OK

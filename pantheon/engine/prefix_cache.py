@@ -267,6 +267,13 @@ class PrefixCache:
         with self.lock:
             self._table.check_integrity()
 
+    def moved_to(self, state: RunnerState, token_bytes: int) -> PrefixCache:
+        """An empty cache over another state, with as many bytes for idle conversations as this one had."""
+        idle = self._max_idle
+        if idle is not None and token_bytes:
+            idle = idle * self._token_bytes // token_bytes
+        return PrefixCache(state, max_idle=idle, token_bytes=token_bytes)
+
     def close(self) -> None:
         """Give every idle conversation up."""
         with self.lock:

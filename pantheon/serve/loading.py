@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pantheon import log, seams
 from pantheon.accel.executor import RunnerState
-from pantheon.engine.admit import decide_load
+from pantheon.engine.admit import decide_load, prepare_smaller_kv
 from pantheon.engine.footprint import Footprint, footprint
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
@@ -146,7 +146,7 @@ def _upload(
     registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]
 ) -> Model:
     """Move the weights.  The caller holds upload_lock [M060, M145]."""
-    return load_model(
+    model = load_model(
         spec.path,
         ctx=spec.ctx or options.ctx,
         executor=options.executor,
@@ -154,6 +154,9 @@ def _upload(
         kv_type=options.kv_type,
         progress=progress,
     )
+    if options.watch is not None:
+        prepare_smaller_kv(model, progress)
+    return model
 
 
 def _new_state(model: Model) -> RunnerState:

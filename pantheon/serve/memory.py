@@ -12,11 +12,12 @@ import weakref
 from typing import Any
 
 from pantheon import log
-from pantheon.engine.admit import Gate
+from pantheon.engine.admit import Gate, smaller_kv
 from pantheon.mem.admission import Decision
 from pantheon.mem.ladder import Rungs
 from pantheon.mem.mem_state import Level, MemState
 from pantheon.mem.memwatch import MemWatch
+from pantheon.plan.state_spec import KVType
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.entry import Entry
 from pantheon.serve.metrics import Metrics
@@ -51,6 +52,34 @@ class MemoryKeeper:
         )  # fmt: skip
         with self._lock:
             return self._gates.setdefault(entry, made)
+
+    # ---- the KV format ----------------------------------------------------------------------------------------
+
+    def settle(self, entry: Entry, warm_tokens: int) -> None:
+        """Give an entry the KV format that its rungs want (4a), for the holder of gen_lock before a turn begins.
+
+        Its one state is replaced, and with it every idle conversation; so a turn that goes on with one keeps the old
+        format, and the change waits for the next that begins anew [X15].  A state that a forward reads is never
+        converted [M212].
+        """
+        model, state, cache = entry.model, entry.state, entry.prefix_cache
+        if model is None or state is None or warm_tokens:
+            return
+        own, small = model.runner.kv_type, smaller_kv(model)
+        want = small if small is not None and self.gate(entry).rungs.quantise_kv else own
+        have = kv_type_of(entry)
+        if want is have:
+            return
+        try:
+            fresh = model.new_state(state.n_slots, want)
+        except (MemoryError, OSError):
+            return
+        moved = None if cache is None else cache.moved_to(fresh, model.plan.state.bytes_per_token(want))
+        with self._registry.lock:
+            entry.state, entry.prefix_cache = fresh, moved
+        if cache is not None:
+            cache.close()
+        _log.info("new conversations %s", log.fields(model=entry.name, kv_type=want.value, was=have.value))
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
@@ -146,9 +175,10 @@ class MemoryKeeper:
             "offered": list(gate.offered),
             "max_slots": rungs.max_slots,
             "prefill_window": rungs.prefill_window,
-            "kv_type": entry.model.runner.kv_type.value,
-            "kv_bytes": entry.state.nbytes(),
-            "idle_bytes": cache.used_bytes() if cache is not None else 0,
+            "kv_type": kv_type_of(entry).value,
+            "kv_configured": entry.model.runner.kv_type.value,
+            "kv_reserved_bytes": entry.state.nbytes(),
+            "kv_used_bytes": cache.used_bytes() if cache is not None else None,
             "transitions": gate.transitions,
             "turns": dict(gate.counts),
         }
@@ -167,6 +197,13 @@ class MemoryKeeper:
             gates = list(self._gates.values())
         metrics.set("ladder_degraded_models", sum(gate.rungs.degraded for gate in gates))
         metrics.set("ladder_level", max((int(gate.rungs.level) for gate in gates), default=int(Level.OK)))
+
+
+def kv_type_of(entry: Entry) -> KVType:
+    """The format that the entry's conversations are kept in."""
+    assert entry.model is not None
+    found: KVType = getattr(entry.state, "kv_type", entry.model.runner.kv_type)
+    return found
 
 
 def idle_share(rungs: Rungs) -> float:

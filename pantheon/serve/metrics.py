@@ -67,8 +67,15 @@ class Metrics:
         for name, text in _HELP.items():
             lines.append(f"# HELP pantheon_{name} {text}")
             lines.append(f"# TYPE pantheon_{name} {'gauge' if name in _GAUGES else 'counter'}")
-            lines += [f"pantheon_{name}{labels} {value:.10g}" for (key, labels), value in values.items() if key == name]
+            lines += [
+                f"pantheon_{name}{labels} {_number(value)}" for (key, labels), value in values.items() if key == name
+            ]
         return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    """Bytes to the last digit, seconds to ten."""
+    return str(int(value)) if value == int(value) else f"{value:.10g}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

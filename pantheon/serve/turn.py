@@ -68,12 +68,21 @@ class Turn:
     ) -> Generation:
         """A generation on this turn's model, from what an earlier one left warm; the one before it is over."""
         self.close()
+        self._settle()
         self._warm = self.entry.seat(job.prompt_ids, self._session, self._prefix)
         self._admit(job)
         return Generation(
             self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill,
             loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
         )  # fmt: skip
+
+    def _settle(self) -> None:
+        """The KV format that memory wants now, unless this conversation is warm in another."""
+        cache = self.entry.prefix_cache
+        warm = cache.warmth(self._session, self._prefix).tokens if cache is not None else 0
+        self._app.memory.settle(self.entry, warm)
+        assert self.entry.state is not None
+        self.state = self.entry.state
 
     def _admit(self, job: Job) -> None:
         """Ask whether memory allows this turn, before its first forward [M201]; its later answers come as well.
