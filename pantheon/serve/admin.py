@@ -86,7 +86,7 @@ def post_unload(app: App, request: Request, responder: Responder) -> None:
         return responder.send_json(200, {"status": "unloaded", "name": name, "instances": parts})
     if not any(entry.name == name for entry in app.registry.all_entries()):
         unload()  # raises its 404
-    app.jobs.spawn("unload", name, lambda: unload() and None, lambda: None)
+    app.jobs.spawn("unload", name, unload, lambda: None)
     _accept(responder, {"status": "unloading", "name": name}, name)
 
 

@@ -53,12 +53,14 @@ def get_model(app: App, request: Request, responder: Responder) -> None:
 
 
 def _model_state(app: App, name: str) -> dict[str, Any]:
-    entries = [entry for entry in app.registry.all_entries() if entry.name == name]
-    failure = app.jobs.failure(name)
-    if not entries and failure is None:
+    # asked before the table: what ends in between is seen there, or as a failure
+    doing, failure = app.jobs.doing(name), app.jobs.failure(name)
+    parts = [instance_of(entry) for entry in app.registry.all_entries() if entry.name == name]
+    if not parts and doing is None and failure is None and (failure := app.jobs.failure(name)) is None:
         raise NotFound(f"no model named {name[:200]!r} is here", code="model_not_found", param="name")
-    parts = [instance_of(entry) for entry in entries]
     states = {part["status"] for part in parts}
+    if doing is not None:
+        states.add(f"{doing}ing")
     # what changes is what the caller waits for
     status = next((s for s in ("loading", "unloading", "ready") if s in states), "failed")
     slowest = min((part["progress"] for part in parts if part["status"] == "loading"), default=None)

@@ -1,4 +1,4 @@
-"""Loads and unloads that nobody waits for, and what became of those that failed [X36, X02].
+"""Loads and unloads under way, those that nobody waits for, and what became of the ones that failed [X36, X02].
 
 Keeps the last error of each model name until the next attempt.  Must not know HTTP or how a model is loaded.
 """
@@ -18,55 +18,63 @@ _log = log.logger("admin")
 
 
 class LoadJobs:
-    """Shared by the admin handlers of one server."""
+    """Shared by the admin handlers of one server.
+
+    The end of an attempt and its outcome become visible at once: nobody finds a name neither under way nor settled.
+    """
 
     def __init__(self) -> None:
-        #: guards _failed and _threads
+        #: guards _failed, _doing and _spawned
         self._lock = threading.Lock()
         self._failed: dict[str, dict[str, Any]] = {}
-        self._threads: set[threading.Thread] = set()
+        self._doing: list[tuple[str, str]] = []
+        self._spawned = 0
 
     @contextmanager
     def noting(self, what: str, name: str) -> Iterator[None]:
-        """Remember how the block ended: nothing after a success, the error object after a failure."""
-        with self._lock:
-            self._failed.pop(name, None)
+        """An attempt in the caller's thread; what the block raises is remembered and raised on."""
+        self._begin(what, name)
+        fault: Exception | None = None
         try:
             yield
-        except PantheonError as fault:
-            self._fail(what, name, fault)
+        except Exception as caught:
+            fault = caught
             raise
-        except Exception as fault:
-            self._fail(what, name, PantheonError(f"internal error: {type(fault).__name__}", code="internal_error"))
-            raise
+        finally:
+            self._end(what, name, fault)
 
-    def spawn(self, what: str, name: str, work: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Run `work` in a thread of its own, its outcome noted.  Raises Unavailable, after `undo`, when there is none
-        to be had."""
+    def spawn(self, what: str, name: str, work: Callable[[], object], undo: Callable[[], object]) -> None:
+        """An attempt in a thread of its own; under way when this returns.
+
+        Raises Unavailable, after `undo`, when there is no thread to be had.
+        """
 
         def run() -> None:
+            fault: Exception | None = None
             try:
-                with self.noting(what, name):
-                    work()
-            except PantheonError as fault:
-                _log.warning("%s failed %s", what, log.fields(model=name, why=fault.message))
-            except Exception:
+                work()
+            except PantheonError as caught:
+                fault = caught
+                _log.warning("%s failed %s", what, log.fields(model=name, why=caught.message))
+            except Exception as caught:
+                fault = caught
                 _log.exception("%s failed %s", what, log.fields(model=name))
             finally:
-                with self._lock:
-                    self._threads.discard(threading.current_thread())
+                self._end(what, name, fault, spawned=True)
 
-        thread = threading.Thread(target=run, name=f"{what}-{name}", daemon=True)
-        with self._lock:
-            self._threads.add(thread)
+        self._begin(what, name, spawned=True)
         try:
             seams.hit("thread_start")
-            thread.start()
+            threading.Thread(target=run, name=f"{what}-{name}", daemon=True).start()
         except RuntimeError:
-            with self._lock:
-                self._threads.discard(thread)
+            self._end(what, name, None, spawned=True)
             undo()
             raise Unavailable("no thread for it can be started", code="no_thread", retry_after=1) from None
+
+    def doing(self, name: str) -> str | None:
+        """What is under way with a name."""
+        with self._lock:
+            return next((what for known, what in self._doing if known == name), None)
 
     def failure(self, name: str) -> dict[str, Any] | None:
         """The error object of the last attempt on this name, with `action`; None when it went well or never was."""
@@ -80,13 +88,28 @@ class LoadJobs:
 
     @property
     def running(self) -> bool:
-        """Something is under way."""
+        """Something is under way that nobody waits for."""
         with self._lock:
-            return bool(self._threads)
+            return self._spawned > 0
 
-    def _fail(self, what: str, name: str, fault: PantheonError) -> None:
+    def _begin(self, what: str, name: str, spawned: bool = False) -> None:
         with self._lock:
             self._failed.pop(name, None)
-            self._failed[name] = {"action": what, "status": fault.status, **fault.body()["error"]}
-            while len(self._failed) > _REMEMBERED:
-                del self._failed[next(iter(self._failed))]
+            self._doing.append((name, what))
+            self._spawned += spawned
+
+    def _end(self, what: str, name: str, fault: Exception | None, spawned: bool = False) -> None:
+        with self._lock:
+            self._doing.remove((name, what))
+            self._spawned -= spawned
+            if fault is not None:
+                self._failed.pop(name, None)
+                self._failed[name] = {"action": what, **_described(fault)}
+                while len(self._failed) > _REMEMBERED:
+                    del self._failed[next(iter(self._failed))]
+
+
+def _described(fault: Exception) -> dict[str, Any]:
+    if not isinstance(fault, PantheonError):
+        fault = PantheonError(f"internal error: {type(fault).__name__}", code="internal_error")
+    return {"status": fault.status, **fault.body()["error"]}
