@@ -2,7 +2,7 @@
 
 A slot holds the KV rows of one conversation; its tokens are remembered after the answer, and the next prompt that
 begins with them starts where they end.  `SlotTable` decides and touches nothing; `PrefixCache` carries the decision
-out on a state.  An entry runs one generation at a time; the other slots are idle.  Rows of equal prefixes are equal bit
+out on a state.  As many slots are busy as the entry has users; the others are idle.  Rows of equal prefixes are equal bit
 for bit (batch invariance), so that reuse changes no answer.  Must not know requests or models.  Spec: area I, X12, X13.
 """
 
@@ -60,24 +60,29 @@ class SlotTable:
     """Tokens of n_slots conversations, least recently used ones first to go.
 
     max_idle: tokens that idle slots may hold together (None: no limit).  can_copy: rows can be copied between slots, so
-    that a prefix shared with another conversation can be used without taking it away.
+    that a prefix shared with another conversation can be used without taking it away.  users: busy slots at most.
     """
 
-    def __init__(self, n_slots: int, *, max_idle: int | None = None, can_copy: bool = True) -> None:
-        self.max_idle, self._can_copy = max_idle, can_copy
+    def __init__(self, n_slots: int, *, max_idle: int | None = None, can_copy: bool = True, users: int = 1) -> None:
+        self.max_idle, self._can_copy, self._users = max_idle, can_copy, users
         self._slots = [_Slot() for _ in range(n_slots)]
         self._uses = 0
 
     def choose(self, ids: Sequence[int], session: str | None = None, marks: Marks = ()) -> Seat:
         """Take a slot for a prompt.  At least the last token is left to run; raises RuntimeError when all are busy."""
         prompt = np.asarray(ids, np.int32)
-        found = {i: _common(slot.ids, prompt[:-1]) for i, slot in enumerate(self._slots) if not slot.busy}
+        shared = {i: _common(slot.ids, prompt[:-1]) for i, slot in enumerate(self._slots)}
+        found = {i: n for i, n in shared.items() if not self._slots[i].busy}
         if not found:
             raise RuntimeError("every slot is busy")
-        best = max(found, key=lambda i: (found[i], self._slots[i].last_use))
+        # a busy slot can be copied from as well: it writes behind what is known to lie there
+        best = max(shared, key=lambda i: (shared[i], self._slots[i].last_use))
         target = self._target(found, session, marks)
-        source = None if target == best or found[best] <= found[target] or not self._can_copy else best
-        reused = found[target] if source is None else found[best]
+        source = None if target == best or shared[best] <= found[target] or not self._can_copy else best
+        reused = found[target] if source is None else shared[best]
+        for other in self._slots:
+            if session is not None and other.session == session:
+                other.session = None  # it is busy: two turns of one session at once
         slot = self._slots[target]
         self._uses += 1
         slot.ids, slot.session, slot.marks = prompt[:reused], session, marks
@@ -106,6 +111,12 @@ class SlotTable:
             dropped.append(idle.pop(0))
             self.forget(dropped[-1])
         return tuple(dropped)
+
+    def note_read(self, slot: int, ids: Sequence[int]) -> None:
+        """A busy slot has read its prompt: others may copy from it."""
+        at = self._slots[slot]
+        at.ids = np.asarray(ids, np.int32)
+        at.high = max(at.high, len(ids))
 
     def commit(self, slot: int, ids: Sequence[int]) -> None:
         """The answer is over: these tokens, prompt and answer, lie in the slot now."""
@@ -150,7 +161,7 @@ class SlotTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the table contradicts itself."""
-        assert sum(slot.busy for slot in self._slots) <= 1, "two generations in one entry"
+        assert sum(slot.busy for slot in self._slots) <= self._users, "more generations than users"
         for i, slot in enumerate(self._slots):
             assert slot.high >= len(slot.ids), f"slot {i} holds more than was written: {slot}"
             assert slot.busy or len(slot.ids) or not slot.high, f"slot {i} keeps pages for nothing: {slot}"
@@ -203,17 +214,19 @@ class Warm:
 
 
 class PrefixCache:
-    """The slot table of one entry, carried out on its state.  Called by the holder of the entry's gen_lock; `trim`,
-    `warmth` and `used_bytes` by anyone."""
+    """The slot table of one entry, carried out on its state.  Called by the holder of the entry's gen_lock or of its
+    scheduler's turn; `trim`, `warmth` and `used_bytes` by anyone."""
 
-    def __init__(self, state: RunnerState, *, max_idle: int | None = None, token_bytes: int = 0) -> None:
-        """token_bytes: what one position costs; `max_idle` as in SlotTable."""
+    def __init__(
+        self, state: RunnerState, *, max_idle: int | None = None, token_bytes: int = 0, users: int = 1
+    ) -> None:
+        """token_bytes: what one position costs; `max_idle` and `users` as in SlotTable."""
         self._state, self._token_bytes = state, token_bytes
         self._copy = getattr(state, "copy_prefix", None)
         #: guards _table and resets of idle slots; taken below the registry's lock, held for no forward [M138, X13]
         self.lock = threading.Lock()
-        self._table = SlotTable(state.n_slots, max_idle=max_idle, can_copy=self._copy is not None)
-        self._max_idle = max_idle
+        self._table = SlotTable(state.n_slots, max_idle=max_idle, can_copy=self._copy is not None, users=users)
+        self._max_idle, self._users = max_idle, users
 
     def begin(self, ids: Sequence[int], session: str | None = None, marks: Marks = ()) -> Warm:
         """A slot for a prompt, its warm prefix in place."""
@@ -224,6 +237,11 @@ class PrefixCache:
             for slot in seat.drop:
                 self._state.reset(slot)
         return Warm(self, seat.slot, seat.reused, ids)
+
+    def note_read(self, slot: int, ids: Sequence[int]) -> None:
+        """See SlotTable.note_read."""
+        with self.lock:
+            self._table.note_read(slot, ids)
 
     def _end(self, warm: Warm, keep: bool) -> None:
         with self.lock:
@@ -272,7 +290,7 @@ class PrefixCache:
         idle = self._max_idle
         if idle is not None and token_bytes:
             idle = idle * self._token_bytes // token_bytes
-        return PrefixCache(state, max_idle=idle, token_bytes=token_bytes)
+        return PrefixCache(state, max_idle=idle, token_bytes=token_bytes, users=self._users)
 
     def close(self) -> None:
         """Give every idle conversation up."""
