@@ -78,7 +78,7 @@ def workloads(args: argparse.Namespace) -> list[Workload]:
 def peers(stack: ExitStack, model: str, threads: int) -> tuple[Peer, Peer]:
     """Ours and theirs, loaded."""
     words = [sys.executable, "-m", "tools.bench_peer"]
-    ours, theirs = (stack.enter_context(closing(Peer([*words, name, model, str(threads)]))) for name in ENGINES)
+    ours, theirs = (stack.enter_context(closing(Peer(name, [*words, name, model, str(threads)]))) for name in ENGINES)
     return ours, theirs
 
 

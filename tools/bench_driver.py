@@ -34,12 +34,12 @@ class PeerError(Exception):
 class Peer:
     """A process that speaks the protocol of `bench_peer`."""
 
-    def __init__(self, command: Sequence[str], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, name: str, command: Sequence[str], *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        self.about: dict[str, Any] = {"engine": name}
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
         )
-        self.about: dict[str, Any] = {"engine": command[-1]}
         try:
             self.about = self._answer()
         except PeerError:

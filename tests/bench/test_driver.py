@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 def fake(step_s: float, name: str = "fake", **options: Any) -> Peer:
-    return Peer([sys.executable, "-c", FAKE, str(step_s), name], **options)
+    return Peer(name, [sys.executable, "-c", FAKE, str(step_s), name], **options)
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_a_peer_that_ends_is_said_plainly(sides: tuple[Peer, Peer]) -> None:
 
 def test_a_peer_that_hangs_is_killed() -> None:
     with pytest.raises(PeerError, match="hangs ended or said ''"):
-        Peer([sys.executable, "-c", "import sys; sys.stdin.read()", "hangs"], patience_s=0.2)
+        Peer("hangs", [sys.executable, "-c", "import sys; sys.stdin.read()"], patience_s=0.2)
 
 
 def test_a_peer_that_can_not_load_says_why() -> None:
     code = 'print(\'{"error": "no such file"}\')'
     with pytest.raises(PeerError, match="name: no such file"):
-        Peer([sys.executable, "-c", code, "name"])
+        Peer("name", [sys.executable, "-c", code])
 
 
 # ---- the protocol, the peer's end ------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_the_peer_answers_faults_and_goes_on() -> None:
 def test_our_engine_behind_the_real_peer_process() -> None:
     """The program itself on a tiny model: the version line, one step time a token, a longer context on demand."""
     command = [sys.executable, "-m", "tools.bench_peer", "pantheon", str(model_path("tiny-llama.Q4_0")), "1"]
-    with closing(Peer(command)) as peer:
+    with closing(Peer("ours", command)) as peer:
         assert peer.about["engine"] == "pantheon" and peer.about["threads"] == 1
         peer.prepare(Workload("tg", 3, 2, 2))
         assert len(peer.run()) == 3
@@ -145,7 +145,7 @@ def test_our_engine_behind_the_real_peer_process() -> None:
 
 def test_a_model_that_can_not_be_loaded_is_one_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.bench_peer", "pantheon", str(tmp_path / "nothing.gguf"), "1"]
-    with closing(Peer(command)) as peer, pytest.raises(PeerError, match="pantheon: .*nothing.gguf"):
+    with closing(Peer("ours", command)) as peer, pytest.raises(PeerError, match="pantheon: .*nothing.gguf"):
         peer.prepare(Workload("tg", 3))
 
 
