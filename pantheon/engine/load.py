@@ -93,10 +93,12 @@ def load_model(
         runner = _upload(die, plan, file, n_ctx, kv, progress)
         template = template_of(file, tokenizer)
         name, arch = model_name(file), str(file.metadata["general.architecture"])
-    new_draw = None
+    new_draw: NewDraw | None = None
     try:
         if executor == "cpu":
-            new_draw = _kernel_draw(progress)
+            from pantheon.accel.cpu import drawing
+
+            new_draw = drawing.new_draw
         runner.warm_up(progress)
     except BaseException:
         runner.close()
@@ -105,14 +107,6 @@ def load_model(
         name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
         tokenizer=tokenizer, template=template, n_ctx=n_ctx, new_draw=new_draw,
     )  # fmt: skip
-
-
-def _kernel_draw(progress: Progress | None) -> NewDraw:
-    """The cpu executor's way of drawing tokens, compiled."""
-    from pantheon.accel.cpu import drawing, kernels
-
-    kernels.prepare([drawing.KEY], 1, progress)
-    return drawing.new_draw
 
 
 def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, progress: Progress | None) -> Runner:
@@ -231,7 +225,8 @@ def pick_kv_type(kv_type: str | None, executor: str, file: GGUFFile, plan: Plan)
     """The cache is as precise as the weights: float16 for quantised files, float32 otherwise and in the oracle."""
     if kv_type is not None:
         if kv_type not in [k.value for k in KVType]:
-            raise BadRequest(f"unknown kv_type {kv_type!r}; known: {', '.join(k.value for k in KVType)}", param="kv_type")
+            known = ", ".join(k.value for k in KVType)
+            raise BadRequest(f"unknown kv_type {kv_type!r}; known: {known}", param="kv_type")
         return KVType(kv_type)
     types = {file.tensors[m.tensor].type.name for m in plan.matrices()}
     return KVType.F32 if executor == "reference" or types <= _PRECISE else KVType.F16

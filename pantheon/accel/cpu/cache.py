@@ -1,4 +1,4 @@
-"""Compiling kernels: `jit` for helpers, `kernel` and `compiled` for what is called by address, `entry` for tools.
+"""Compiling kernels: `jit` for helpers, `kernel` and `compiled` for what is called by address.
 
 Kernels are factories' results: a factory compiles when it is called.  What is compiled is kept by `store`, as object
 files; nothing here looks there.  Knows nothing about plans.
@@ -6,15 +6,10 @@ files; nothing here looks there.  Knows nothing about plans.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numba
 from numba import cfunc, njit, types
-
-from pantheon.accel.cpu import store
 
 #: no ZeroDivisionError branches and no fast-math: the explicit FMAs are all that is needed
 OPTIONS = {"error_model": "numpy"}
@@ -22,39 +17,13 @@ _I = types.int64
 #: every op of the table: kernel(row, context, thread, a, b, c)
 OP_SIGNATURE = types.void(_I, _I, _I, _I, _I, _I)
 
-# guards numba.config.CACHE_DIR, which is read while a function is decorated
-_lock = threading.RLock()
 #: compiled callbacks by address; they live as long as the process: tables hold their addresses
 _made: dict[int, Any] = {}
-
-
-@contextmanager
-def _cache_folder() -> Iterator[None]:
-    with _lock:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(store.folder())
-        try:
-            yield
-        finally:
-            numba.config.CACHE_DIR = before
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """A helper that kernels call; compiled for the types that it is called with."""
     return njit(function, cache=False, **OPTIONS)
-
-
-def entry(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A function that Python calls without the GIL, compiled (or taken from Numba's own cache) at once.
-
-    For tools and tests: a process that calls one has Numba in memory.
-    """
-
-    def wrap(function: Callable[..., Any]) -> Any:
-        with _cache_folder():
-            return njit(signature, cache=True, nogil=nogil, **OPTIONS)(function)
-
-    return wrap
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pantheon.accel.cpu import sizes
+from pantheon.accel.cpu import drawing, kernels, sizes
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.cores import usable_cores
 from pantheon.accel.cpu.pack import Packed, Packer, check, floats, row_bytes
 from pantheon.accel.cpu.runner import CpuRunner, Weights
+from pantheon.accel.cpu.table import Builder, Memory, stride
+from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.executor import Progress, WeightSource
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
@@ -33,7 +35,10 @@ class CpuExecutor:
         ValueError for a plan that contradicts itself."""
         if n_ctx < 1:
             raise ValueError("n_ctx must be at least 1")
-        weights = _load_weights(plan, source, self.threads, progress)
+        types = _check(plan, source)
+        # all at once, so that workers start once and the slowest kernel first
+        kernels.prepare(_keys(plan, types, kv_type), self.threads, progress)
+        weights = _load_weights(plan, source, types, self.threads, progress)
         tables = _load_tables(plan, source, n_ctx)
         return CpuRunner(plan, weights, tables, n_ctx=n_ctx, kv_type=kv_type, threads=self.threads)
 
@@ -48,15 +53,33 @@ class CpuExecutor:
         return sizes.predict(plan, found, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, threads=self.threads)
 
 
-def _load_weights(plan: Plan, source: WeightSource, threads: int, progress: Progress | None) -> Weights:
-    """Sizes first, so that one arena on huge pages holds everything."""
-    matrices, vectors = plan.matrices(), plan.vectors()
+def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
+    """Weight types of the plan's matrices.  Raises ModelFileError unless each lies inside its tensor."""
     types: dict[Matrix, str] = {}
-    file_bytes: dict[Matrix, int] = {}
-    for m in matrices:
+    for m in plan.matrices():
         raw = source.tensor(m.tensor)
         check(raw, m)
-        types[m], file_bytes[m] = raw.type_name, m.rows * row_bytes(raw)
+        types[m] = raw.type_name
+    return types
+
+
+def _keys(plan: Plan, types: Mapping[Matrix, str], kv_type: KVType) -> list[kernels.Key]:
+    """Every kernel that packs or runs the plan: its table with nothing behind the addresses."""
+    packed = {m: Packed(name, m.rows, m.cols, 0, 0, 0) for m, name in types.items()}
+    strides = tuple(stride(b.width) for b in plan.buffers)
+    memory = Memory(
+        packed, dict.fromkeys(plan.vectors(), 0), (0,) * len(strides), strides, 0, ((0, 0),) * len(plan.ropes)
+    )
+    rows = [row for p in Builder(plan, memory, kv_type, kernels.tile_widths()).phases for row in p.rows]
+    packing: list[kernels.Key] = [("pack", name) for name in dict.fromkeys(types.values())]
+    return [*packing, *(key for row in rows for key in row.keys), TEAM, drawing.KEY]
+
+
+def _load_weights(
+    plan: Plan, source: WeightSource, types: Mapping[Matrix, str], threads: int, progress: Progress | None
+) -> Weights:
+    """Sizes first, so that one arena on huge pages holds everything."""
+    matrices, vectors = plan.matrices(), plan.vectors()
     arena = Arena(sizes.weights(plan, types), huge=True)
     placed: dict[Vector, int] = {}
     for v in vectors:
@@ -64,9 +87,10 @@ def _load_weights(plan: Plan, source: WeightSource, threads: int, progress: Prog
         room.view("f4")[: v.size] = floats(source.tensor(v.tensor), v)
         placed[v] = address(room)
     packed: dict[Matrix, Packed] = {}
+    file_bytes = {m: m.rows * row_bytes(source.tensor(m.tensor)) for m in matrices}
     done, goal = 0, sum(file_bytes.values())
     left = {m.tensor: [x for x in matrices if x.tensor == m.tensor] for m in matrices}
-    packer = Packer(dict.fromkeys(types.values()), threads)
+    packer = Packer(threads)
     try:
         for m in matrices:
             packed[m] = packer.pack(source.tensor(m.tensor), m, arena)

@@ -30,9 +30,10 @@ def prepare(keys: Iterable[Key], processes: int = 1, progress: Progress | None =
     """Have these kernels ready, compiling what is missing; progress("kernels", done, total)."""
     with _lock:
         wanted = list(dict.fromkeys(keys))
-        missing = [key for key in wanted if not _known(key)]
-        if missing:
-            workers.build(missing, processes, progress)
+        for _ in range(2):  # a worker may die of something that has nothing to do with the kernel
+            missing = [key for key in wanted if not _known(key)]
+            if missing:
+                workers.build(missing, processes, progress)
         if progress is not None:
             progress("kernels", len(wanted), len(wanted))
 

@@ -53,7 +53,9 @@ def load(data: bytes) -> int:
 
 def _load(data: bytes) -> int:
     made = _sections(data)
-    table = [s for s in made.sections if s[1] == _SYMTAB][0]
+    table = next((s for s in made.sections if s[1] == _SYMTAB), None)
+    if table is None:
+        raise Rejected("no symbols")
     symbols = [_SYMBOL.unpack_from(data, at) for at in range(table[4], table[4] + table[5], _SYMBOL.size)]
     names = [_text(data, made.sections[table[6]][4] + s[0]) for s in symbols]
     _place(made, symbols)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,9 +80,7 @@ def check(raw: RawTensor, m: Matrix) -> None:
 class Packer:
     """Packs matrices on `threads` threads; `close` ends them."""
 
-    def __init__(self, types: Iterable[str], threads: int) -> None:
-        """Has the kernels of these weight types ready."""
-        kernels.prepare([("pack", name) for name in types], threads)
+    def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "pantheon-pack")
 

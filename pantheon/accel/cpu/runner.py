@@ -161,7 +161,7 @@ class CpuRunner:
         return self._variants[kv_type]
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Compile, or take from the cache, the kernels of this plan; progress("kernels", done, total)."""
+        """Start the threads.  The executor has compiled the kernels before it packed; what is missing is done now."""
         if self._team is not None or self._closed:
             return
         widths = kernels.tile_widths()
@@ -170,7 +170,7 @@ class CpuRunner:
             for row in phase.rows:
                 row.keys = row.keys[: len(widths)]
         keys = list(dict.fromkeys(key for p in self._phases for row in p.rows for key in row.keys))
-        kernels.prepare([*keys, TEAM], self.threads, progress)
+        kernels.prepare([*keys, TEAM], self.threads)
         program, ops = encode(self._phases, kernels.resolve)
         keep = [self._weights, self._tables, self._scratch]
         self._team = Team(program, ops, self._ctx, self.threads, keep)

@@ -30,7 +30,7 @@ log = logging.getLogger("pantheon.cpu")
 
 #: modules of this package that kernels are not made of: no kernel module imports them
 HOST = frozenset(
-    "cores executor kernels objects pack runner sizes store table team workers".split()
+    "bandwidth cores drawing executor kernels objects pack runner sizes store table team workers".split()
 )  # fmt: skip
 #: folders that stay: the newest ones, and all that were used lately
 KEEP_NEWEST, KEEP_SECONDS = 3, 30 * 86400
@@ -177,7 +177,7 @@ def _last_use(path: Path) -> float:
 
 
 def prune(base: Path, now: float | None = None) -> list[str]:
-    """Remove folders of other versions, except the newest, those used lately, and those in use.  Returns their names."""
+    """Remove folders of other versions, except the newest, those used lately and those in use.  Returns names."""
     now = time.time() if now is None else now
     found = [p for p in base.iterdir() if re.fullmatch("[0-9a-f]{16}", p.name) and p.is_dir()]
     gone = []

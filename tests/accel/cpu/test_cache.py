@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,45 @@ def test_a_worker_that_breaks_is_survived(own_store: Path, caplog: pytest.LogCap
     assert "kernel worker failed: KeyError" in caplog.text
 
 
+def test_workers_that_end_are_survived(own_store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first kernel, or while they wait for the next load."""
+    workers.end_idle()
+    kernels.prepare([ADD])
+    (waiting,) = workers._idle
+    waiting.process.kill()
+    waiting.process.wait()
+    kernels.prepare([("pointwise", "gather")])
+    assert store.read(store.name_of(("pointwise", "gather"))) is not None
+    (another,) = workers._idle
+    another.process.kill()  # too late to be seen by poll() for certain: then the question fails
+    with caplog.at_level(logging.WARNING, logger="pantheon"):
+        kernels.prepare([("pointwise", "silu")])
+    assert kernels.resolve(("pointwise", "silu")) > 0
+    workers.end_idle()
+    assert workers._idle == []
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    """A process that compiles and is killed leaves nobody behind: standard input ends."""
+    code = _ONE_KERNEL + """
+from pantheon.accel.cpu import workers
+print(workers._idle[0].process.pid, flush=True)
+input()
+"""
+    env = {**os.environ, "PN_KERNEL_CACHE": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "True set()\n"
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait()
+    try:
+        assert select.select([worker], [], [], 30)[0], "the worker outlived its parent"
+    finally:
+        os.close(worker)
+
+
 def test_a_damaged_file_is_compiled_anew(own_store: Path) -> None:
     """A byte that changed on disk, or a file cut short, never runs."""
     kernels.prepare([ADD])
@@ -112,7 +152,7 @@ for module, _ in families.MAKERS.values():
 print(*(m for m in sys.modules if m.startswith("pantheon.")))
 """
     loaded = {name.rpartition(".")[2] for name in _python(code).stdout.split() if ".accel.cpu." in name}
-    assert "matmul" in loaded and loaded & store.HOST <= {"store"}
+    assert "matmul" in loaded and not loaded & store.HOST
     assert all((ROOT / f"pantheon/accel/cpu/{name}.py").exists() for name in store.HOST)
 
 

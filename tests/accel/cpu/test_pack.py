@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pantheon.accel.cpu import layouts, pack, sizes
+from pantheon.accel.cpu import kernels, layouts, pack, sizes
 from pantheon.accel.cpu.arena import Arena
 from pantheon.accel.cpu.executor import CpuExecutor
+from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.pack import Packer, packed_bytes
 from pantheon.accel.executor import RawTensor
-from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.errors import ModelFileError
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, RmsNorm, Rope, StoreKV
@@ -43,6 +43,7 @@ def _raw(rng: np.random.Generator, type_name: str, rows: int, cols: int) -> RawT
 @pytest.mark.parametrize("type_name", list(FILE_BLOCK))
 def test_packing_kernels_agree_with_their_twin(type_name: str) -> None:
     """Byte for byte: whole and partial groups, rows from the middle of a tensor, any number of threads."""
+    kernels.prepare([("pack", type_name)])
     rng = np.random.default_rng(len(type_name))
     cols = 3 * max(FILE_BLOCK[type_name][0], 43 if type_name in layouts.FLOATS else 32)
     for rows, first, count, threads in ((16, 0, 16, 1), (71, 0, 71, 3), (71, 5, 33, 2), (3, 2, 1, 1)):
@@ -50,7 +51,7 @@ def test_packing_kernels_agree_with_their_twin(type_name: str) -> None:
         row = raw.data.size // rows
         want = packed(type_name, raw.data.reshape(rows, row)[first : first + count], cols)
         arena = Arena(sum(map(len, want)) + 256)
-        packer = Packer([type_name], threads)
+        packer = Packer(threads)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(pack, "_PIECE_BYTES", 2 * row)
@@ -92,11 +93,12 @@ def test_every_tensor_is_released_once_after_its_last_use() -> None:
     )  # fmt: skip
     names = [m.tensor for m in plan.matrices()]
     assert source.released == names
+    compiled = [e for e in seen if e[0] == "kernels"]
+    assert seen[: len(compiled)] == compiled and compiled[-1][1] == compiled[-1][2] > 0
+    seen = seen[len(compiled) :]
     assert [e[0] for e in seen] == ["weights"] * len(names)
     assert seen[-1][1] == seen[-1][2] and [e[1] for e in seen] == sorted(e[1] for e in seen)
-    kernels: list[tuple[str, int, int]] = []
-    runner.warm_up(lambda *event: kernels.append(event))
-    assert kernels[0][0] == "kernels" and kernels[-1][1] == kernels[-1][2] > 0
+    runner.warm_up(lambda *event: pytest.fail(f"{event}: everything was there before the weights"))
     assert runner.memory()["weights"] > 0
     runner.close()
 
