@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pantheon import cli
+from pantheon import cli, settings
 from pantheon.errors import PantheonError
 from pantheon.serve import command, flags
+from tests.serve.process import START_S, Served, get
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "models" / "tiny-llama.Q4_0.gguf"
-START_S = 60.0
 
 
 # ---- flags ------------------------------------------------------------------------------------------------------
@@ -122,69 +117,6 @@ def test_api_keys(tmp_path: Path) -> None:
 # ---- the process ------------------------------------------------------------------------------------------------
 
 
-class Served:
-    """A `pantheon serve` process; its lines are read as they come."""
-
-    def __init__(self, *words: str, **environment: str) -> None:
-        self.lines: list[str] = []
-        self._new: queue.Queue[str | None] = queue.Queue()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pantheon", "serve", "--port", "0", *words],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._new.put(line)
-        self._new.put(None)
-
-    def wait_line(self, part: str) -> str:
-        """The first line that holds `part`."""
-        deadline = time.monotonic() + START_S
-        while True:
-            line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
-            assert line is not None, f"ended without {part!r}: {self.lines}"
-            self.lines.append(line.rstrip("\n"))
-            if part in line:
-                return line
-
-    @property
-    def url(self) -> str:
-        return self.wait_line("listening url=").split("url=")[1].strip()
-
-    def end(self, timeout: float = 5.0) -> int:
-        """The exit code; all lines are in `lines` then."""
-        code = self.process.wait(timeout)
-        self._reader.join(5)
-        while (line := self._new.get(timeout=5)) is not None:
-            self.lines.append(line.rstrip("\n"))
-        return code
-
-
-def get(url: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as fault:
-        return fault.code, json.load(fault)
-
-
 def script(folder: Path, **spec: Any) -> str:
     path = folder / "fake.json"
     path.write_text(json.dumps({"pieces": ["Hel", "lo"], **spec}))
@@ -278,3 +210,94 @@ def test_without_a_model_the_default_one_is_used_and_named() -> None:
         assert get(f"{url}/health")[1].get("models", [{"name": "small"}])[0]["name"] == "small"
         served.process.send_signal(signal.SIGTERM)
         assert served.end() == 0
+
+
+# ---- the configuration in force -------------------------------------------------------------------------------------
+
+
+def test_every_value_is_logged_with_its_origin_X09(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PN_MEMWATCH_POLL_MS", "300")
+    monkeypatch.setenv("PANTHEON_ADMIN_KEY", "hush")
+    monkeypatch.setenv("PN_LADER_DISABLE", "1")
+    args = parse("--model", "X", "--name", "a", "--dies", "0", "--port", "8201", "--api-key", "hush2")
+    rows = flags.configuration(args, (Path("/models"),))
+    origin = {name: (value, where) for name, value, where in rows}
+    assert origin["--port"] == ("8201", "flag"), "the default, given all the same"
+    assert origin["--host"] == ("127.0.0.1", "default") and origin["--model-root"] == ("/models", "default")
+    assert origin["--model"] == ("X --name a --dies 0", "flag") and origin["--strict-model"] == ("off", "default")
+    assert origin["--api-key"] == ("set", "flag") and origin["--admin-key"] == ("set", "env")
+    assert origin["PN_MEMWATCH_POLL_MS"] == ("300", "env") and origin["PN_HOST_ROOT"] == ("/", "default")
+    assert set(settings.SETTINGS) <= set(origin)
+    with caplog.at_level("INFO", "pantheon.serve"):
+        flags.log_configuration(rows)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1] for line in lines[:3]] == ["origin=flag", "origin=env", "origin=default"]
+    assert lines[3] == "unknown environment flag PN_LADER_DISABLE; did you mean PN_LADDER_DISABLE?"
+    assert all(f"{name.removeprefix('--')}=" in " ".join(lines) for name, _, _ in rows)
+    assert "hush" not in caplog.text
+
+
+def test_dry_run_prints_configuration_and_plan_and_starts_nothing_X09(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(command.PantheonServer, "__init__", never)
+    monkeypatch.setattr(threading.Thread, "start", never)
+    assert cli.main(["serve", "--dry-run", "--model", str(TINY), "--ctx", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "--ctx" in out and "PN_HOST_ROOT" in out and "tiny-llama.Q4_0  fits" in out and "context  64 tokens" in out
+    assert "weights" in out and "kv" in out
+    assert cli.main(["serve", "--dry-run", "--model", script(tmp_path), "--name", "s"]) == 0
+    assert "s  fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "dies", "code", "parts"),
+    [
+        (["--ctx", "64", "--dies", "1"], "2x64MiB", 0, ["on       dies 1"]),
+        (["--ctx", "100000"], "2x4MiB", 1, ["does not fit", "would fit"]),
+        (["--ctx", "64", "--model", str(TINY), "--name", "b"], "1x64MiB", 1, ["tiny-llama.Q4_0  fits", "b  refused"]),
+        (["--model", "/nope.gguf"], "", 1, ["tiny-llama.Q4_0  fits", "nope  refused", "/nope.gguf"]),
+        (["--model", str(DATA / "hostile" / "arch_unknown.gguf")], "", 1, ["arch_unknown  refused"]),
+    ],
+)
+def test_dry_run_fails_when_a_load_would_X09_X31(
+    words: list[str], dies: str, code: int, parts: list[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PN_VIRTUAL_DIES", dies)
+    assert cli.main(["serve", "--dry-run", "--model", str(TINY), *words]) == code
+    out = capsys.readouterr().out
+    assert all(part in out for part in parts), out
+
+
+def test_a_server_without_a_model_M148(tmp_path: Path) -> None:
+    assert flags.model_specs(parse("--no-model").models, True) == []
+    with pytest.raises(PantheonError, match="--no-model"):
+        flags.model_specs(parse("--no-model", "--model", "X").models, True)
+    script(tmp_path)
+    with Served("--no-model", "--model-root", str(tmp_path)) as served:
+        url = served.url
+        assert get(f"{url}/health") == (503, {"status": "no_model"})
+        data = json.dumps({"path": "script:fake.json"}).encode()
+        load = urllib.request.Request(f"{url}/admin/models/load", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(load, timeout=20) as answer:
+            assert json.load(answer)["name"] == "fake"
+        assert get(f"{url}/health") == (200, {"status": "ok"})
+        served.process.send_signal(signal.SIGTERM)
+        assert served.end() == 0
+
+
+def test_the_admin_key_is_not_an_api_key_X33(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PANTHEON_ADMIN_KEY", raising=False)
+    assert flags.http_config(parse()).admin_key is None
+    monkeypatch.setenv("PANTHEON_ADMIN_KEY", "e")
+    assert flags.http_config(parse()).admin_key == "e"
+    assert flags.http_config(parse("--admin-key", "f")).admin_key == "f"
+    for words, part in ((["--admin-key", ""], "empty"), (["--api-key", "e"], "PANTHEON_ADMIN_KEY: is also an API key")):
+        with pytest.raises(PantheonError, match=part):
+            flags.http_config(parse(*words))
