@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -264,8 +263,11 @@ def free(registry: Registry, entry: Entry) -> None:
 
 
 def give_back() -> None:
-    """Let the system have the pages of what was freed."""
-    gc.collect()
+    """Let the system have the pages of what was freed.
+
+    Models leave no circles behind (test_loading.py), so that no full garbage collection is needed: it would stop every
+    thread for as long as it takes to look at all vocabularies.
+    """
     with contextlib.suppress(OSError, AttributeError):
         # glibc keeps freed memory for itself until it is told
         ctypes.CDLL(None).malloc_trim(0)

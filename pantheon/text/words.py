@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from weakref import WeakMethod
 
 _BLANK = "\u2581"
 _MAX_WORDS = 65_536
@@ -19,16 +20,19 @@ class WordCache:
     """Remembers the ids of words.  Safe for threads: entries are immutable, and a lost entry only costs time."""
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
-        self._encode = encode
+        """`encode` is a method of the cache's owner, which the cache does not keep alive: a circle would leave a whole
+        vocabulary in memory until the next full garbage collection."""
+        self._encode = WeakMethod(encode) if hasattr(encode, "__self__") else lambda: encode
         self._ids: dict[str, tuple[int, ...]] = {}
 
     def extend(self, ids: list[int], words: Iterable[str]) -> None:
         """Append the ids of all words."""
-        get = self._ids.get
+        get, encode = self._ids.get, self._encode()
+        assert encode is not None, "the cache has outlived its tokenizer"
         for word in words:
             known = get(word)
             if known is None:
-                known = self._encode(word)
+                known = encode(word)
                 if len(word) <= _MAX_LENGTH:
                     if len(self._ids) >= _MAX_WORDS:
                         self._ids.clear()
