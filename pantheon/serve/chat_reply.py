@@ -61,8 +61,9 @@ def token_counts(prompt: int, completion: int, cached: int) -> dict[str, Any]:
 
 
 def extras(results: Sequence[Result]) -> dict[str, Any]:
-    """Fields of our own: timings of the last answer, and whether the context was cut [M047]."""
-    capped = {"context_capped": True} if any(result.context_capped for result in results) else {}
+    """Fields of our own: timings of the last answer, and how much of the context was cut off [M047, X21]."""
+    dropped = max(result.dropped_tokens for result in results)
+    capped = {"context_capped": True, "dropped_tokens": dropped} if dropped else {}
     return {"timings": results[-1].timings, **capped}
 
 

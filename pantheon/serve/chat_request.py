@@ -42,7 +42,8 @@ class ChatRequest:
     """One checked request.
 
     `max_tokens` None means until the model ends or the window is full.  `tool_choice` is auto, none, required or
-    named (then `tool_name` says which).  `response_format` is None for text, else what make_constraint takes.
+    named (then `tool_name` says which).  `truncate`: drop the oldest turns of a conversation that is too long, instead
+    of refusing it [X21].  `response_format` is None for text, else what make_constraint takes.
     """
 
     model: str | None
@@ -62,6 +63,7 @@ class ChatRequest:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     session_id: str | None = None
     ignore_eog: bool = False
+    truncate: bool = False
 
 
 def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> ChatRequest:
@@ -94,7 +96,15 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         template_kwargs=_template_kwargs(fields),
         session_id=session_id(fields, headers or {}),
         ignore_eog=fields.flag("ignore_eos", False),
+        truncate=_truncation(fields),
     )
+
+
+def _truncation(fields: Fields) -> bool:
+    wanted = fields.text("truncation", "disabled")
+    if wanted not in ("auto", "disabled"):
+        raise fields.fault("truncation", "must be auto or disabled")
+    return wanted == "auto"
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

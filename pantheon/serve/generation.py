@@ -22,11 +22,13 @@ from pantheon.serve.chat_request import ChatRequest
 from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, THINK, Emitter, Event, ToolFormat
 from pantheon.serve.loop_guard import EVERY, is_loop
 from pantheon.serve.tool_calls import parse_tool_block
+from pantheon.text.cut import cut, steps
 from pantheon.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
+    from pantheon.text.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Job:
 
     `limit` is the most tokens it may have, cut to the room in the context; `uncapped`: the request named none.
     `tools` are the offered functions, name -> parameter schema; `format` is how the model writes calls of them, None
-    when it may not.
+    when it may not.  `dropped_tokens`: how much longer the prompt was before it was cut.
     """
 
     prompt_ids: Sequence[int]
@@ -50,6 +52,7 @@ class Job:
     new_constraint: Callable[[], Constraint | None] = lambda: None
     ignore_eog: bool = False
     uncapped: bool = False
+    dropped_tokens: int = 0
 
     def choice(self, index: int) -> Job:
         """The job of the index-th answer of several: a given seed counts up."""
@@ -97,6 +100,7 @@ class Result:
     prompt_ms: float
     predicted_ms: float
     context_capped: bool = False
+    dropped_tokens: int = 0
     looped: bool = False
     cached_tokens: int = 0
 
@@ -114,11 +118,19 @@ class Result:
         }
 
 
-def prepare_chat(model: Model, request: ChatRequest) -> Job:
-    """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids."""
+def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | None], int] | None = None) -> Job:
+    """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids.
+
+    `fit(n_prompt, max_tokens)`: how long the prompt of a request that allows truncation may be now.
+    """
     check_bias(request.params, model.n_vocab)
     offered = [] if request.tool_choice == "none" else list(request.tools)
     prompt = model.prompt(request.messages, offered or None, **request.template_kwargs)
+    whole = len(prompt.ids)
+    if request.truncate and fit is not None:
+        most = fit(whole, request.max_tokens)
+        if most < whole:
+            prompt = _cut_prompt(model, request, offered, prompt, most)
     limit = room(prompt.ids, model.n_ctx, request.max_tokens)
     syntax = tool_syntax(model.template.source)
     spec = _constraint_spec(request, offered, syntax)
@@ -141,7 +153,27 @@ def prepare_chat(model: Model, request: ChatRequest) -> Job:
         new_constraint=new_constraint,
         ignore_eog=request.ignore_eog,
         uncapped=request.max_tokens is None,
+        dropped_tokens=whole - len(prompt.ids),
     )
+
+
+def _cut_prompt(model: Model, request: ChatRequest, offered: list[dict[str, Any]], prompt: Prompt, most: int) -> Prompt:
+    """The prompt without its oldest turns, as few as will do [X21].  Raises BadRequest when the last turn alone is too
+    long."""
+    low, high = 0, len(steps(request.messages))
+    while low < high:
+        middle = (low + high) // 2
+        shorter = model.prompt(cut(request.messages, middle), offered or None, **request.template_kwargs)
+        low, high = (low, middle) if len(shorter.ids) <= most else (middle + 1, high)
+    shorter = model.prompt(cut(request.messages, low), offered or None, **request.template_kwargs)
+    if len(shorter.ids) <= most:
+        return shorter
+    raise BadRequest(
+        f"{len(prompt.ids)} tokens are too many, and so are the {len(shorter.ids)} of what can not be dropped (system, "
+        f"tools and the last turn); there is room for {most}",
+        code="context_length_exceeded", param="messages", n_prompt_tokens=len(prompt.ids), n_ctx=model.n_ctx,
+        fit_tokens=most,
+    )  # fmt: skip
 
 
 def _constraint_spec(request: ChatRequest, offered: list[dict[str, Any]], syntax: str) -> dict[str, Any] | None:
@@ -302,6 +334,8 @@ class Generation:
             completion_tokens=self.tokens,
             prompt_ms=1000 * (first - began),
             predicted_ms=1000 * (time.perf_counter() - first),
+            context_capped=self._job.dropped_tokens > 0,
+            dropped_tokens=self._job.dropped_tokens,
             looped=self._looped,
             cached_tokens=self._warm.reused,
         )

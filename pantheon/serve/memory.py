@@ -90,15 +90,16 @@ class MemoryKeeper:
             entry.state, prompt_tokens, max_tokens, warm_tokens=warm_tokens, evict=lambda: self._evict(entry)
         )
 
-    def fit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None) -> int:
+    def fit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None, warm_tokens: int = 0) -> int:
         """The tokens that a prompt may have which may be cut: as many as it has, or fewer [X21].
 
         Raises Unavailable when not even a cut one fits.
         """
         assert entry.state is not None
         found = self.gate(entry).admit(
-            entry.state, prompt_tokens, max_tokens, cap_allowed=True, evict=lambda: self._evict(entry)
-        )
+            entry.state, prompt_tokens, max_tokens, cap_allowed=True, warm_tokens=warm_tokens,
+            evict=lambda: self._evict(entry),
+        )  # fmt: skip
         return min(prompt_tokens, found.fit_tokens)
 
     # ---- the ladder -------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ def post_chat(app: App, request: Request, responder: Responder) -> None:
     responder.will_stream = chat.stream
     prefix = marks_of_chat(chat.messages, chat.tools, chat.template_kwargs)
     with turn(app, chat.model, responder, chat.session_id, prefix) as mine:
-        job = prepare_chat(mine.model, chat)
+        job = prepare_chat(mine.model, chat, mine.fit)
+        mine.capped = job.dropped_tokens > 0
         if chat.stream:
             stream, tail = _stream(app, mine, chat, job, responder)
         else:

@@ -40,11 +40,14 @@ class Turn:
         self._session, self._prefix = session, prefix
         self._warm: Warm | None = None
         self._admitted = False
+        #: the prompt was cut; what it leaves is no beginning of the next one [M131]
+        self.capped = False
 
     @property
     def headers(self) -> dict[str, str]:
-        """Says which model really answered [X25]."""
-        return {"X-Pantheon-Model": self.entry.name}
+        """Says which model really answered [X25], and that it did not see the whole conversation [X21]."""
+        capped = {"X-Pantheon-Context-Capped": "true"} if self.capped else {}
+        return {"X-Pantheon-Model": self.entry.name, **capped}
 
     def cancelled(self) -> bool:
         """Asked before each prefill chunk and each decode step."""
@@ -76,11 +79,24 @@ class Turn:
             loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
         )  # fmt: skip
 
+    def fit(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """How long a prompt may be that may be cut; that admits the turn.  Raises Unavailable with the numbers."""
+        try:
+            most = self._app.memory.fit(self.entry, prompt_tokens, max_tokens, self._warmth())
+        except PantheonError as fault:
+            self._app.metrics.add("turns_refused_total", fault.status == 503)
+            raise
+        self._app.metrics.add("turns_capped_total", most < prompt_tokens)
+        self._admitted = True
+        return most
+
+    def _warmth(self) -> int:
+        cache = self.entry.prefix_cache
+        return cache.warmth(self._session, self._prefix).tokens if cache is not None else 0
+
     def _settle(self) -> None:
         """The KV format that memory wants now, unless this conversation is warm in another."""
-        cache = self.entry.prefix_cache
-        warm = cache.warmth(self._session, self._prefix).tokens if cache is not None else 0
-        self._app.memory.settle(self.entry, warm)
+        self._app.memory.settle(self.entry, self._warmth())
         assert self.entry.state is not None
         self.state = self.entry.state
 
@@ -106,7 +122,7 @@ class Turn:
         warm, self._warm = self._warm, None
         cache = self.entry.prefix_cache
         if warm is not None and cache is not None:
-            warm.end(keep=keep)
+            warm.end(keep=keep and not self.capped)
             self._app.registry.dies.note_cache(self.entry.dies, self.entry.name, cache.extra_bytes())
 
     def note(self, run: Generation) -> Result:

@@ -287,6 +287,78 @@ def test_m203_m198_a_load_is_refused_with_the_numbers_and_works_once_memory_is_b
     assert box.api.post("/admin/models/load", {"path": path, "name": "m"}).status == 200
 
 
+# ---- cutting ----------------------------------------------------------------------------------------------------
+
+
+def long_talk(turns: int, words: int = 40) -> list[dict[str, str]]:
+    talk = [{"role": "system", "content": "SYSTEM"}]
+    for i in range(turns):
+        talk += [{"role": "user", "content": f"u{i} " * words}, {"role": "assistant", "content": f"a{i} " * words}]
+    return [*talk, {"role": "user", "content": "LAST"}]
+
+
+def test_x21_too_long_is_a_400_by_default_and_with_truncation_the_oldest_turns_go(box: Squeezed) -> None:
+    entry = box.load()
+    prompts: list[str] = []
+    real = entry.model.prompt
+    entry.model.prompt = lambda *args, **kwargs: (made := real(*args, **kwargs), prompts.append(made.text))[0]
+    answer = box.api.chat(messages=long_talk(9), max_tokens=8)
+    error = answer.json()["error"]
+    assert answer.status == 400 and error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 512
+    answer = box.api.chat(messages=long_talk(9), max_tokens=8, truncation="auto")
+    body = answer.json()
+    assert answer.status == 200 and answer.headers["x-pantheon-context-capped"] == "true"
+    assert body["context_capped"] is True
+    assert body["dropped_tokens"] == error["n_prompt_tokens"] - body["usage"]["prompt_tokens"] > 0
+    assert body["usage"]["prompt_tokens"] <= 512 - 8, "the answer has its room"
+    assert "SYSTEM" in prompts[-1] and "LAST" in prompts[-1] and "u0" not in prompts[-1] and "u8" in prompts[-1]
+    assert "pantheon_turns_capped_total 1" in box.api.get("/metrics").body.decode()
+
+
+def test_m047_the_last_chunk_of_a_stream_says_so_too(box: Squeezed) -> None:
+    box.load()
+    events = box.api.stream(messages=long_talk(9), max_tokens=2, truncation="auto").chunks
+    assert [chunk.get("context_capped") for chunk in events if chunk["choices"][0]["finish_reason"]] == [True]
+    assert not any("context_capped" in chunk for chunk in box.api.stream(max_tokens=2, truncation="auto").chunks)
+
+
+def test_m131_a_capped_turn_leaves_nothing_warm(box: Squeezed) -> None:
+    entry = box.load()
+    box.api.whole(messages=long_talk(9), max_tokens=2, truncation="auto", session_id="s")
+    assert entry.prefix_cache.tokens() == 0
+    again = box.api.whole(messages=long_talk(9), max_tokens=2, truncation="auto", session_id="s")
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_m209_m213_a_lasting_tight_clamps_the_window_of_those_who_may_be_cut(box: Squeezed) -> None:
+    box.load()
+    talk = long_talk(4, words=22)
+    whole = box.api.whole(messages=talk, max_tokens=2)["usage"]["prompt_tokens"]
+    assert 256 < whole < 512
+    box.at("TIGHT", looks=2)
+    assert box.api.whole(messages=talk, max_tokens=2)["usage"]["prompt_tokens"] == whole
+    body = box.api.whole(messages=talk, max_tokens=2, truncation="auto")
+    assert body["context_capped"] and body["usage"]["prompt_tokens"] < 256
+    box.at("OK", looks=4)
+    assert "context_capped" not in box.api.whole(messages=talk, max_tokens=2, truncation="auto")
+
+
+def test_x21_what_can_not_be_dropped_must_fit(box: Squeezed) -> None:
+    box.load()
+    answer = box.api.chat(messages=[{"role": "user", "content": "word " * 900}], max_tokens=2, truncation="auto")
+    assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "last turn" in answer.json()["error"]["message"]
+    answer = box.api.chat(max_tokens=1, truncation="middle")
+    assert answer.status == 400 and answer.json()["error"]["param"] == "truncation"
+
+
+def test_x21_a_critical_host_refuses_those_who_may_be_cut_as_well(box: Squeezed) -> None:
+    box.load()
+    box.at("CRITICAL")
+    assert box.api.chat(messages=long_talk(2), max_tokens=2, truncation="auto").status == 503
+
+
 # ---- the watcher ------------------------------------------------------------------------------------------------
 
 
