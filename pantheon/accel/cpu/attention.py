@@ -58,6 +58,7 @@ from pantheon.accel.cpu.vec import (
     load_f16,
     load_f32,
     mul,
+    prefetch,
     splat,
     st_f32,
     st_i64,
@@ -66,6 +67,9 @@ from pantheon.accel.cpu.vec import (
     vmax,
 )  # fmt: skip
 
+#: bytes that tiles of few queries ask for ahead of their use: decode waits for memory; prefill has tiles of 6, and K
+#: and V in a cache after the first of them
+_AHEAD, _FEW = 1024, 3
 #: vectors abreast by queries of a tile: 8 to 12 sums of 8 floats in flight, and no more than 16 registers
 _ABREAST = {1: 4, 2: 2, 3: 1, 4: 1, 6: 1}
 
@@ -125,6 +129,13 @@ def _clip(position, base, window):  # type: ignore[no-untyped-def]
     return lo, min(BLOCK, position + 1 - base)
 
 
+@cache.jit
+def _ask(abreast, at, apart):  # type: ignore[no-untyped-def]
+    """Prefetch what `abreast` vectors will need soon."""
+    for i in range(abreast):
+        prefetch(at + i * apart + _AHEAD, 64)
+
+
 def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
     NA, STEP = N * A, (64, 32, 16)[FMT]
 
@@ -139,6 +150,8 @@ def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
                 for first in range(0, dim, 32):
                     f = tile_zero(NA)
                     for d in range(first, min(dim, first + 32)):
+                        if N <= _FEW:
+                            _ask(A, at + STEP * d, apart)
                         f = grid_fma(f, A, FMT, at + STEP * d, apart, queries + 4 * N * d, 4)
                     if first:
                         grid_scale(f, A, scales, to, 64, SCORES, 1)
@@ -148,6 +161,8 @@ def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
             else:
                 f = tile_zero(NA)
                 for d in range(dim):
+                    if N <= _FEW:
+                        _ask(A, at + STEP * d, apart)
                     f = grid_fma(f, A, FMT, at + STEP * d, apart, queries + 4 * N * d, 4)
                 grid_store(f, A, to, 64, SCORES)
 
@@ -178,6 +193,8 @@ def _make_add_values(FMT, N, A):  # type: ignore[no-untyped-def]
                 w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
             f = grid_load(A, N, out + 64 * j, 64, step)
             for p in range(lo, hi):
+                if N <= _FEW:
+                    _ask(A, v + apart * j + STEP * p, apart)
                 f = grid_fma(f, A, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
             grid_store(f, A, out + 64 * j, 64, step)
             j += A
@@ -334,6 +351,7 @@ def _make_attend(FMT):  # type: ignore[no-untyped-def]
         first = max(span * SPAN, _first_seen(least, window)) // BLOCK
         for b in range(first, min((span + 1) * SPAN - 1, most) // BLOCK + 1):
             k = kv + b * ld_i64(ctx + C_BLOCK_BYTES)
+            prefetch(k + ld_i64(ctx + C_BLOCK_BYTES), _AHEAD)
             block_pass(k, k + ld_i64(row + O_F), n, queries, states, positions, scores, dim, b * BLOCK, window)
 
     @cache.kernel
