@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: Arrays and texts longer than this are summarised.
 LONG = 8
 LONG_TEXT = 200
-#: Prefill columns that scratch memory is counted for.
-SCRATCH_COLUMNS = 128
 
 
 def add_parser(subparsers: Any) -> None:
@@ -156,15 +154,18 @@ def _word(value: Any) -> str:
 
 def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> dict[str, Any]:
     """Bytes by part for one conversation at the context that a load would pick."""
+    from pantheon.accel.cpu.executor import CpuExecutor
     from pantheon.engine import load
 
     n_ctx = load.pick_ctx(ctx, plan)
     kv = load.pick_kv_type(kv_type, "cpu", file, plan)
-    parts = {
-        "weights_bytes": sum(info.nbytes for info in file.tensors.values()),
-        "kv_bytes": plan.state.slot_bytes(kv, n_ctx),
-        "scratch_bytes": plan.column_bytes() * SCRATCH_COLUMNS + 4 * plan.n_vocab,
-    }
+    types = {name: info.type.name for name, info in file.tensors.items()}
+    try:
+        # what a load of the cpu executor takes, to the byte
+        bytes_of = CpuExecutor().predict(plan, types, n_ctx=n_ctx, kv_type=kv)
+    except KeyError:  # a weight type that only the reference executor reads
+        bytes_of = {"weights": sum(i.nbytes for i in file.tensors.values()), "kv": plan.state.slot_bytes(kv, n_ctx)}
+    parts = {f"{part}_bytes": size for part, size in bytes_of.items()}
     per_token = plan.state.bytes_per_token(kv)
     total = {"total_bytes": sum(parts.values())}
     return {"n_ctx": n_ctx, "kv_type": kv.value, "kv_per_token_bytes": per_token, **parts, **total}
