@@ -103,26 +103,36 @@ def plan_load(
     found = decide_load(str(path), need, state, dies)
     if not fit_ctx or found.decision.fits or found.decision.largest_ctx < 2:
         return found
-    return decide_load(str(path), at_ctx(need, found.decision.largest_ctx), state, dies)
+    return decide_load(str(path), need.at(found.decision.largest_ctx), state, dies)
 
 
 def decide_load(path: str, need: Footprint, state: MemState | None, dies: Sequence[DieInfo] = ()) -> LoadPlan:
-    """Whether something of that size may be loaded now."""
-    costs = load_costs(need)
-    numbers = tuple(die.index for die in dies)
+    """Whether something of that size may be loaded now, and else which context would do [X31]."""
+    decision = _decide(need, state, dies)
+    if not decision.fits:
+        # scratch depends on the context too, so that only a new prediction tells
+        low, high = 0, need.n_ctx
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _decide(need.at(middle), state, dies).fits else (low, middle)
+        decision = replace(decision, largest_ctx=low)
+    return LoadPlan(path, need, load_costs(need), decision, tuple(die.index for die in dies))
+
+
+def _decide(need: Footprint, state: MemState | None, dies: Sequence[DieInfo]) -> LoadDecision:
+    """One context, yes or no: on the host, and on the dies if there are any [M196-M198]."""
     if need.plan is None:
-        return LoadPlan(path, need, costs, LoadDecision(True, 0, 0, 0, need.n_ctx), numbers)
+        return LoadDecision(True, 0, 0, 0, need.n_ctx)
     host = state.host if state is not None else HostState(0, 0)
     watched = state is not None and state.alive
-    decision = admit_load(costs, host, _shares(need, dies), want_ctx=need.n_ctx, watched=watched)
+    decision = admit_load(load_costs(need), host, _shares(need, dies), want_ctx=need.n_ctx, watched=watched)
     budgets = [die.budget_bytes for die in dies]
     if dies and need.shares(budgets) is None:
-        on_dies = _largest_on_dies(need, budgets)
-        where = "die " + ", ".join(map(str, numbers)) if len(dies) == 1 else f"dies {', '.join(map(str, numbers))}"
-        reserve = sum(die.total_bytes for die in dies) - sum(budgets)
-        largest = min(on_dies, decision.largest_ctx)
-        decision = LoadDecision(False, need.total_bytes, sum(budgets), max(0, reserve), largest, where, "too big")
-    return LoadPlan(path, need, costs, decision, numbers)
+        named = ", ".join(str(die.index) for die in dies)
+        where = f"die {named}" if len(dies) == 1 else f"dies {named}"
+        reserve = max(0, sum(die.total_bytes for die in dies) - sum(budgets))
+        return LoadDecision(False, need.total_bytes, sum(budgets), reserve, 0, where, "too big")
+    return decision
 
 
 def load_costs(need: Footprint) -> LoadCosts:
@@ -156,12 +166,6 @@ def load_spike(need: Footprint) -> int:
     return min(limit, LOAD_SPIKE_BYTES + (weights * largest // values if values else 0))
 
 
-def at_ctx(need: Footprint, n_ctx: int) -> Footprint:
-    """The same model with another context."""
-    scaled = {part: math.ceil(need.parts.get(part, 0) * n_ctx / max(1, need.n_ctx)) for part in ("tables", "kv")}
-    return replace(need, n_ctx=n_ctx, parts={**need.parts, **scaled})
-
-
 def _shares(need: Footprint, dies: Sequence[DieInfo]) -> list[tuple[LoadCosts, DieState]]:
     """Each die's part of a plan that can be split over them [M197]."""
     found = need.shares([die.budget_bytes for die in dies]) or () if dies else ()
@@ -171,15 +175,6 @@ def _shares(need: Footprint, dies: Sequence[DieInfo]) -> list[tuple[LoadCosts, D
         costs = LoadCosts(max(0, part.nbytes - grows), part.token_bytes)
         shares.append((costs, DieState(die.index, die.total_bytes, die.total_bytes, Level.OK, die.budget_bytes)))
     return shares
-
-
-def _largest_on_dies(need: Footprint, budgets: Sequence[int]) -> int:
-    """The longest context with which a split exists; 0 when there is none."""
-    low, high = 0, need.n_ctx
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if at_ctx(need, middle).shares(budgets) is not None else (low, middle)
-    return low
 
 
 def load_refusal(plan: LoadPlan) -> PantheonError:

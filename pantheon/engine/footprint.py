@@ -5,8 +5,8 @@ Nothing is loaded.  Placement, admission and the dry run all ask here, so that t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from pantheon.accel.executor import Executor
 from pantheon.engine.load import pick_ctx, pick_executor, pick_kv_type, plan_of
@@ -20,7 +20,7 @@ from pantheon.plan.state_spec import KVType
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by part: weights, scratch, tables, and kv for one full conversation of n_ctx positions.  A script has no
-    plan and takes nothing."""
+    plan and takes nothing.  `predict`: the parts for another context."""
 
     n_ctx: int = 0
     parts: dict[str, int] = field(default_factory=dict)
@@ -28,6 +28,11 @@ class Footprint:
     plan: Plan | None = None
     kv_type: KVType | None = None
     layers: Layers | None = None
+    predict: Callable[[int], dict[str, int]] | None = None
+
+    def at(self, n_ctx: int) -> Footprint:
+        """The same model with another context."""
+        return self if self.predict is None else replace(self, n_ctx=n_ctx, parts=self.predict(n_ctx))
 
     @property
     def total_bytes(self) -> int:
@@ -60,9 +65,13 @@ def footprint(
         kv = pick_kv_type(kv_type, executor, file, plan)
         types = {name: info.type.name for name, info in file.tensors.items()}
         sizes = {name: info.nbytes for name, info in file.tensors.items()}
-    parts = _predict(runs, plan, types, sizes, n_ctx, kv)
+
+    def predict(ctx: int) -> dict[str, int]:
+        return _predict(runs, plan, types, sizes, ctx, kv)
+
+    parts = predict(n_ctx)
     layers = layers_of(plan, sizes, parts["weights"], kv)
-    return Footprint(n_ctx, parts, plan.state.bytes_per_token(kv), plan, kv, layers)
+    return Footprint(n_ctx, parts, plan.state.bytes_per_token(kv), plan, kv, layers, predict)
 
 
 def _predict(

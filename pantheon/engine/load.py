@@ -28,6 +28,8 @@ log = logger("load")
 
 #: Context when none is asked for: the model's own, but no more than this [MR_ADMIT_CTX_GUESS, M059].
 DEFAULT_CTX = 8192
+#: no limit of ours: what the memory can not hold is refused with the numbers [B46]
+MAX_CTX = 1 << 40
 MAX_THREADS = 1024
 _PRECISE = {"F32", "F16", "BF16"}
 
@@ -198,8 +200,8 @@ def pick_ctx(ctx: int | None, plan: Plan) -> int:
     """The context to run with; more than the model was trained for is allowed only when asked for."""
     if ctx is None:
         return min(plan.n_ctx_train, DEFAULT_CTX)
-    if not isinstance(ctx, int) or not 2 <= ctx <= 1 << 24:
-        raise BadRequest(f"ctx must be from 2 to {1 << 24} tokens, not {ctx!r:.40}", param="ctx")
+    if not isinstance(ctx, int) or not 2 <= ctx <= MAX_CTX:
+        raise BadRequest(f"ctx must be from 2 to {MAX_CTX} tokens, not {ctx!r:.40}", param="ctx")
     if ctx > plan.n_ctx_train:
         log.warning("context beyond the trained one %s", fields(ctx=ctx, trained=plan.n_ctx_train))
     return ctx

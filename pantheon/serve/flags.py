@@ -79,7 +79,7 @@ def add_serve_parser(subparsers: Any) -> None:
     model.add_argument("--dies", action=_ModelFlag, type=_dies, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
     add("--no-model", action="store_true", help="start without a model; /admin/models/load brings them")
     add("--dry-run", action="store_true", help="print the configuration and what the models need, load nothing; exit code 1 when they do not fit")  # fmt: skip # noqa: E501
-    add("--ctx", type=_whole(2, 1 << 24), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
+    add("--ctx", type=_whole(2, 1 << 40), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
     add("--threads", type=_whole(1, 1024), metavar="N", help="compute threads (default: one for each physical core)")
     add("--kv-type", choices=("f32", "f16", "q8_0"), help="number format of the KV cache")
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501

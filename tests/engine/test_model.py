@@ -149,7 +149,7 @@ def test_render_template_is_exported() -> None:
     [
         ({"executor": "gpu"}, "executor"),
         ({"ctx": 1}, "ctx"),
-        ({"ctx": 10**9}, "ctx"),
+        ({"ctx": 10**13}, "ctx"),
         ({"kv_type": "q1"}, "kv_type"),
         ({"threads": 0}, "threads"),
         ({"threads": 5000}, "threads"),
