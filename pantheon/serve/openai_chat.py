@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pantheon.errors import Unavailable
 from pantheon.serve import chat_reply as reply
 from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
@@ -12,7 +13,7 @@ from pantheon.serve.http_request import Request
 from pantheon.serve.placement import marks_of_chat
 from pantheon.serve.routes import Responder, SseStream
 from pantheon.serve.stream_head import StreamHead
-from pantheon.serve.turn import Turn, turn
+from pantheon.serve.turn import Turn, elsewhere, turn
 
 
 def post_chat(app: App, request: Request, responder: Responder) -> None:
@@ -23,13 +24,18 @@ def post_chat(app: App, request: Request, responder: Responder) -> None:
     chat = parse_chat_request(request.json(), dict(request.headers))
     responder.will_stream = chat.stream
     prefix = marks_of_chat(chat.messages, chat.tools, chat.template_kwargs)
-    with turn(app, chat.model, responder, chat.session_id, prefix) as mine:
-        job = prepare_chat(mine.model, chat, mine.fit)
-        mine.capped = job.dropped_tokens > 0
-        if chat.stream:
-            stream, tail = _stream(app, mine, chat, job, responder)
-        else:
-            body = _whole(mine, chat, job)
+    try:
+        with turn(app, chat.model, responder, chat.session_id, prefix) as mine:
+            job = prepare_chat(mine.model, chat, mine.fit)
+            mine.capped = job.dropped_tokens > 0
+            if chat.stream:
+                stream, tail = _stream(app, mine, chat, job, responder)
+            else:
+                body = _whole(mine, chat, job)
+    except Unavailable as fault:
+        if chat.stream or not elsewhere(app, chat.model, fault):
+            raise
+        return post_chat(app, request, responder)
     if chat.stream:
         for event in tail:
             stream.send(event)

@@ -151,6 +151,12 @@ class Turn:
         return result
 
 
+def elsewhere(app: App, name: str | None, fault: PantheonError) -> bool:
+    """Whether a request that lost its replica to a forced unload, nothing of its answer sent, can be made again."""
+    ready = {entry.name for entry in app.registry.snapshot()}
+    return fault.code == "model_unloading" and (name in ready or (len(ready) == 1 and not app.strict_model))
+
+
 @contextmanager
 def turn(
     app: App, name: str | None, responder: Responder, session: str | None = None, prefix: Marks = ()
