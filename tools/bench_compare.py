@@ -126,9 +126,11 @@ class Report:
             for path in models:
                 for row in getattr(self, f"_{name}")(table, path, Path(path).stem):
                     table.rows.append(row)
-                    print(f"{row.model}: {row.what}: {' | '.join(row.cells()[2:])}", file=sys.stderr, flush=True)
-            if table.rows:
-                self.tables[name] = table
+                    # a table that was begun is shown, whatever ends the run
+                    self.tables[name] = table
+                    cells = " | ".join(row.cells()[2:])
+                    others = f"others used up to {table.quiet.others:.2f} cores"
+                    print(f"{row.model}: {row.what}: {cells} ({others})", file=sys.stderr, flush=True)
 
     def _engine(self, table: Table, path: str, model: str) -> Iterator[Row]:
         with ExitStack() as stack:
@@ -208,7 +210,7 @@ def cpu_name() -> str:
 
 
 def main() -> int:
-    """Measure and print; 1 when there is nothing to compare with."""
+    """Measure and print; 1 when there is nothing to compare with, 130 when Ctrl-C cut it short."""
     from pantheon.accel.cpu.cores import usable_cores
     from pantheon.engine.default_model import need_default_model
     from pantheon.errors import PantheonError
@@ -222,8 +224,12 @@ def main() -> int:
             raise PeerError(f"{path}: no such file")
         if args.write:  # a page without places is found out before minutes are spent
             put_blocks(Path(args.write).read_text("utf-8"), dict.fromkeys(args.tables, ""))
-        report = Report(args, args.threads or usable_cores())
-        report.run(models)
+        report, code = Report(args, args.threads or usable_cores()), 0
+        try:
+            report.run(models)
+        except KeyboardInterrupt:
+            code, args.write = 130, None
+            report.notes.append("interrupted: rows are missing")
         if args.write:
             page = Path(args.write)
             page.write_text(put_blocks(page.read_text("utf-8"), report.blocks()), "utf-8")
@@ -231,7 +237,7 @@ def main() -> int:
         print(f"bench: {fault}", file=sys.stderr)
         return 1
     print(json.dumps(report.json()) if args.json else report.markdown())
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ for line in sys.stdin:
 """
 
 
+ABOUT = {"engine": "fake", "version": "1", "threads": 2}
+
+
 def fake(step_s: float, name: str = "fake", **options: Any) -> Peer:
     return Peer(name, [sys.executable, "-c", FAKE, str(step_s), name], **options)
 
@@ -281,6 +284,26 @@ def test_the_report_is_markdown_with_its_conditions(monkeypatch: pytest.MonkeyPa
     document = report.json()
     row = document["tables"]["engine"]["rows"][1]
     assert row["ratio"]["median"] == pytest.approx(4.0) and len(row["ours"]) == 2 and json.dumps(document)
+
+
+def test_a_run_that_is_interrupted_prints_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(old := "<!-- bench engine -->\n<!-- bench end -->\n")
+
+    def rows(*_: Any) -> Iterator[Row]:
+        yield Row("m", "tg2, tokens/s", (3.0,), (1.0,))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare, "peers", lambda *_: (argparse.Namespace(about=ABOUT),) * 2)
+    monkeypatch.setattr(bench_compare, "compare_engines", rows)
+    monkeypatch.setattr(bench_compare.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(sys, "argv", ["bench", str(page), "--tables", "engine", "--write", str(page)])
+    assert bench_compare.main() == 130
+    out = capsys.readouterr()
+    assert "| m " in out.out and "interrupted" in out.out and "others used up to" in out.err
+    assert page.read_text() == old
 
 
 def test_tables_go_to_their_places_in_a_page_and_nowhere_else() -> None:
