@@ -51,7 +51,7 @@ ask() {
 
 # field EXPRESSION: of the answer, which is called `a`
 field() {
-    python3 -c 'import json, sys
+    python3 -IS -c 'import json, sys
 try:
     a = json.load(open(sys.argv[1]))
     found = eval(sys.argv[2])
@@ -63,19 +63,25 @@ print("" if found is None else found)' "$body" "$1"
 # message: what the server said was wrong
 message() { field '(a.get("error") or {}).get("message") or a.get("reason") or ""'; }
 
-quoted() { python3 -c 'import sys, urllib.parse; print(urllib.parse.quote(sys.argv[1], safe=""))' "$1"; }
+quoted() {
+    case $1 in
+        *[!A-Za-z0-9._-]*) python3 -IS -c 'import sys, urllib.parse; print(urllib.parse.quote(sys.argv[1], safe=""))' "$1" ;;
+        *) echo "$1" ;;
+    esac
+}
 
-# settle: wait until memory is neither TIGHT nor CRITICAL, three looks in a row
+# settle: wait until memory is neither TIGHT nor CRITICAL, two looks in a row
 settle() {
     end=$(($(date +%s) + settle_s))
     calm=0
-    while [ $calm -lt 3 ]; do
+    while :; do
         [ "$(ask GET /admin/memory)" = 200 ] || fail "$1: no answer from $url/admin/memory: $(message)"
         level=$(field 'a.get("level") or "OK"')
         case $level in
             TIGHT | CRITICAL) calm=0 ;;
             *) calm=$((calm + 1)) ;;
         esac
+        [ $calm -lt 2 ] || break
         [ "$(date +%s)" -lt "$end" ] || fail "$1: memory is still $level after $settle_s s"
         sleep 0.3
     done
@@ -83,12 +89,12 @@ settle() {
 
 # bring_up NAME FILE DIES CTX
 bring_up() {
-    request=$(python3 -c 'import json, sys
+    request=$(python3 -IS -c 'import json, sys
 name, path, dies, ctx = (None if word == "-" else word for word in sys.argv[1:])
 body = {"name": name, "path": path, "wait": False}
 if dies: body["dies"] = [int(die) for die in dies.split(",")]
 if ctx: body["ctx"] = int(ctx)
-print(json.dumps(body))' "$@") || fail "$1: bad line: DIES are numbers such as 0,1 and CTX is one"
+print(json.dumps(body))' "$@" 2> /dev/null) || fail "$1: bad line: DIES are numbers such as 0,1 and CTX is one"
     place=/admin/models/$(quoted "$1")
 
     status=$(ask GET "$place")
@@ -111,8 +117,10 @@ print(json.dumps(body))' "$@") || fail "$1: bad line: DIES are numbers such as 0
     while :; do
         status=$(ask GET "$place")
         [ "$status" = 200 ] || fail "$1: failed: $(message) (status $status)"
-        [ -z "$(field 'a.get("error") and a["error"]["message"]')" ] || fail "$1: refused: $(message)"
-        [ "$(field 'a["status"]')" != ready ] || break
+        case $(field '"refused" if a.get("error") else a["status"]') in
+            refused) fail "$1: refused: $(message)" ;;
+            ready) break ;;
+        esac
         [ "$(date +%s)" -lt "$end" ] || fail "$1: not ready after $load_s s"
         sleep 0.3
     done
@@ -124,7 +132,7 @@ if [ "$1" = - ]; then cat > "$fleet"; else cat "$1" > "$fleet" || fail "can not 
 status=$(ask GET /admin/models)
 [ "$status" = 200 ] || fail "no admin API at $url (status $status): $(message)"
 count=0
-while read -r name file dies ctx rest; do
+while read -r name file dies ctx rest || [ -n "$name" ]; do
     case $name in '' | '#'*) continue ;; esac
     [ -n "$file" ] && [ -z "$rest" ] || fail "$name: bad line: NAME FILE [DIES] [CTX]"
     # the loop must not lose its input to a command inside
