@@ -151,11 +151,17 @@ class Model:
         """Answer a conversation through the model's chat template; options as for `generate`."""
         return self.generate(self.prompt(messages, tools, **dict(template_kwargs or {})).ids, **options)
 
-    def prompt(self, messages: Any, tools: list[dict[str, Any]] | None = None, **template_kwargs: Any) -> Prompt:
+    def prompt(
+        self,
+        messages: Any,
+        tools: list[dict[str, Any]] | None = None,
+        refuse_from: int | None = None,
+        **template_kwargs: Any,
+    ) -> Prompt:
         """What this model reads for a conversation.  Raises BadRequest naming messages[i]…, or with the template's own
-        words when it refuses."""
+        words when it refuses; `refuse_from`: see `build_prompt`."""
         ready = normalise(messages, self.template, tools, **template_kwargs)
-        return build_prompt(self.tokenizer, self.template, ready, tools, **template_kwargs)
+        return build_prompt(self.tokenizer, self.template, ready, tools, refuse_from=refuse_from, **template_kwargs)
 
     def memory(self) -> dict[str, int]:
         """Bytes by part; `kv_per_token` is what one more position costs."""

@@ -28,6 +28,7 @@ _RESERVED_KWARGS = (
     "messages",
     "tools",
     "add_generation_prompt",
+    "refuse_from",
     "bos_token",
     "eos_token",
     "tokenizer",

@@ -46,6 +46,8 @@ __all__ = ["add_serve_parser", "run_serve"]
 STOP_S = 4.0
 #: a router that was told to forget this server may have a request on its way
 QUIET_S = 1.0
+#: how long a thread that reads a long prompt may keep the GIL from one that has a token to send (Python's own: 5 ms)
+SWITCH_S = 0.001
 _NOTICE_S = 0.25
 _log = log.logger("serve")
 
@@ -66,6 +68,7 @@ def run_serve(args: argparse.Namespace) -> int:
     # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
     events: queue.SimpleQueue[str] = queue.SimpleQueue()
     _on_signals(events)
+    sys.setswitchinterval(SWITCH_S)
     server = PantheonServer(build_router(app), config)
     start_up = StartUp(app.registry, specs, app.load_options)
     with _watching(app), registered(app.registry, server.url, config.api_keys) as router:

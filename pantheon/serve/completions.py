@@ -29,6 +29,7 @@ from pantheon.serve.request_fields import Fields
 from pantheon.serve.routes import Responder, SseStream
 from pantheon.serve.stream_head import StreamHead
 from pantheon.serve.turn import Turn, turn
+from pantheon.text.prompt import check_least
 
 if TYPE_CHECKING:
     from pantheon.engine.model import Model
@@ -125,6 +126,7 @@ def post_completion(app: App, request: Request, responder: Responder) -> None:
 def _jobs(model: Model, asked: CompletionRequest, prompt: str | tuple[int, ...]) -> Iterator[Job]:
     check_bias(asked.params, model.n_vocab)
     if isinstance(prompt, str):
+        check_least(model.tokenizer, prompt, model.n_ctx, "prompt")
         ids: Sequence[int] = model.tokenize(prompt, parse_special=True)
     else:
         ids = prompt

@@ -125,7 +125,8 @@ def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | N
     """
     check_bias(request.params, model.n_vocab)
     offered = [] if request.tool_choice == "none" else list(request.tools)
-    prompt = model.prompt(request.messages, offered or None, **request.template_kwargs)
+    refuse_from = None if request.truncate else model.n_ctx
+    prompt = model.prompt(request.messages, offered or None, refuse_from=refuse_from, **request.template_kwargs)
     whole = len(prompt.ids)
     if request.truncate and fit is not None:
         most = fit(whole, request.max_tokens)

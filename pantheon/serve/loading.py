@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def load_reserved(
             state = _new_state(model)
             cache = _new_cache(registry, entry, need, state, options)
             seams.hit("publish")
+        # what a model is made of lives long: a collection that looks at every vocabulary stops all threads for 70 ms
+        gc.freeze()
         registry.publish(entry, model, state, cache)
     except BaseException:
         state = cache = None  # type: ignore[assignment]

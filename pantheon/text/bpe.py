@@ -12,6 +12,7 @@ from pantheon.text.vocab import Vocab
 from pantheon.text.words import Bridges, WordCache
 
 _BLANK = "\u2581"
+_PART = 8192
 
 
 def byte_alphabet() -> list[str]:
@@ -39,6 +40,7 @@ class ByteBpe:
         self._pre = pre
         self._ids = {t: i for t, i in vocab.ids.items() if t not in forbidden} if forbidden else vocab.ids
         self._find = find_rank(vocab.merges, forbidden)
+        self.keeps_all = all(c in self._ids for c in _ALPHABET)
         self._whole_words = pre.name in IGNORE_MERGES
         self._cache = WordCache(self._word)
 
@@ -52,7 +54,7 @@ class ByteBpe:
     def _word(self, word: str) -> tuple[int, ...]:
         ids: list[int] = []
         for piece in self._pre.refine(word):
-            ids += self._piece(piece.encode().decode("latin-1").translate(_TO_ALPHABET))
+            ids += self._piece(_spell(piece))
         return tuple(ids)
 
     def _piece(self, piece: str) -> list[int]:
@@ -68,6 +70,14 @@ class ByteBpe:
         return b"".join(_TO_BYTE.get(c) or c.encode("utf-8", "surrogateescape") for c in text)
 
 
+def _spell(piece: str) -> str:
+    """The piece in the byte alphabet; a long one in parts, since one call holds the GIL."""
+    text = piece.encode().decode("latin-1")
+    if len(text) <= _PART:
+        return text.translate(_TO_ALPHABET)
+    return "".join([text[at : at + _PART].translate(_TO_ALPHABET) for at in range(0, len(text), _PART)])
+
+
 class RawBpe:
     """Merges over whole lines of UTF-8 with U+2581 for the space; unknown characters become <0xXX> tokens."""
 
@@ -75,6 +85,7 @@ class RawBpe:
         self._pre = pre
         self._ids = {t: i for t, i in vocab.ids.items() if t not in forbidden}
         self._find = find_rank(vocab.merges, forbidden)
+        self.keeps_all = all(f"<0x{b:02X}>" in self._ids for b in range(256))
         self._bridges = Bridges(vocab.merges)
         self._whole_breaks = pre.name == "gemma4"
         self._cache = WordCache(self._word)

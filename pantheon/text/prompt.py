@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pantheon import seams, settings
+from pantheon.errors import BadRequest
 from pantheon.text.chat_template import TOOLS_HEAD, TOOLS_TAIL
 from pantheon.text.messages import Renders, fit, render
 from pantheon.text.prompt_guard import Guard, strings
@@ -37,9 +38,11 @@ def build_prompt(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    refuse_from: int | None = None,
     **kwargs: Any,
 ) -> Prompt:
-    """Render and tokenise.
+    """Render and tokenise.  `refuse_from`: a text that can not have fewer tokens than these is refused unread
+    (BadRequest, context_length_exceeded).
 
     Control markers in any string of messages, tools and kwargs stay text [B31]; the prompt begins with one BOS when
     the model wants one, whether or not the template prints it [B32].  Tools that the template has no words for are
@@ -55,11 +58,27 @@ def build_prompt(
     text = guard.unescape(text)
     if _prefills_thought(text, kwargs) and add_generation_prompt:
         text += f"{THINK}\n"
+    if refuse_from is not None:
+        check_least(tokenizer, text, refuse_from, "messages")
     ids = tokenizer.encode(text, add_special=False, parse_special=True, guard=guard.table)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     text = guard.restore(text)
     return Prompt(ids, text, opens_reasoning=text.rstrip().endswith(THINK))
+
+
+def check_least(tokenizer: Tokenizer, text: str, n_ctx: int, param: str) -> None:
+    """Refuse a text that is too long whatever its tokens are, so that nobody waits for them."""
+    least = tokenizer.least(text)
+    if least >= n_ctx:
+        raise BadRequest(
+            f"This model's maximum context length is {n_ctx} tokens. However, your {param} of {len(text)} characters "
+            f"can not be fewer than {least} tokens. Please reduce the length of the {param}.",
+            code="context_length_exceeded",
+            param=param,
+            n_prompt_tokens=least,
+            n_ctx=n_ctx,
+        )
 
 
 def _guard_message(guard: Guard, message: dict[str, Any]) -> dict[str, Any]:

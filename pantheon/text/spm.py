@@ -19,6 +19,8 @@ _ESCAPED = re.compile("[\udc80-\udcff]")
 class Spm:
     """Merges by score, split at words where no token spans them; what is no token becomes <0xXX> bytes."""
 
+    keeps_all = True
+
     def __init__(self, vocab: Vocab, forbidden: frozenset[str]) -> None:
         self._ids = vocab.ids
         place = {s: n for n, s in enumerate(sorted(set(vocab.scores), reverse=True))}

@@ -25,6 +25,9 @@ _CLEAN_UP = ((rb" (?=[?!.,])", b""), (rb" ' ", b"'"), (rb" (?='(?:s|m|re|ve))", 
 
 
 class _Merger(Protocol):
+    #: no character of a text is ever left out
+    keeps_all: bool
+
     def encode(self, text: str) -> list[int]: ...
     def token_bytes(self, text: str) -> bytes: ...
 
@@ -50,6 +53,7 @@ class Tokenizer:
         spm = vocab.model == "llama"
         self._space_prefix = spm and vocab.flags.get("add_space_prefix", True)
         self._clean_up = not spm and pre_name not in KEEPS_SPACES
+        self._longest = max(map(len, vocab.tokens)) if self._merger.keeps_all else 0
         self.n_vocab = len(vocab.tokens)
         self.bos_id: int | None = vocab.special.get("bos")
         self.eos_id: int | None = vocab.special.get("eos")
@@ -93,6 +97,10 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    def least(self, text: str) -> int:
+        """A lower bound for the length of `encode(text)`, without encoding it."""
+        return -(-len(text) // self._longest) if self._longest else 0
 
     def _as_text(self, text: str | bytes) -> str:
         if isinstance(text, str):

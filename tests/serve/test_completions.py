@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -125,3 +126,19 @@ def test_faults_that_need_the_model_name_the_prompt() -> None:
             error = json.loads(answer.body)["error"]
             assert (answer.status, error["param"], error["code"]) == (400, "prompt", code)
         assert api.post(PATH, {"prompt": ""}).status == 400
+
+
+def test_a_text_that_can_not_fit_is_refused_unread() -> None:
+    """The longest token bounds the number of tokens from below: nobody waits for a tokenizer to find out."""
+    with scripted("x", n_ctx=8) as api:
+        entry = api.app.registry.all_entries()[0]
+        assert entry.model is not None
+        with mock.patch.object(entry.model.tokenizer, "encode", side_effect=AssertionError("tokenised")):
+            for path, body, param in (
+                (PATH, {"prompt": "x" * 5000}, "prompt"),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+            ):
+                answer = api.post(path, body)
+                error = json.loads(answer.body)["error"]
+                assert (answer.status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+                assert "can not be fewer than" in error["message"] and 8 <= error["n_prompt_tokens"] <= 5000

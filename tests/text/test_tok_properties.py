@@ -61,6 +61,16 @@ def test_sentencepiece_round_trip(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", (*BPE, *SPM))
 @bounded
+@given(text=texts, times=st.integers(0, 9))
+def test_the_least_number_of_tokens_is_a_lower_bound(name: str, text: str, times: int) -> None:
+    """Also for runs of what may be one long token: blanks, rules, dashes."""
+    tok = tokenizer(name)
+    text += (" " * 16 + "=" * 16 + "-" * 16) * times
+    assert tok.least(text) <= len(tok.encode(text, add_special=False, parse_special=True))
+
+
+@pytest.mark.parametrize("name", (*BPE, *SPM))
+@bounded
 @given(data=st.one_of(texts, st.binary(max_size=40)))
 def test_plain_text_has_no_control_ids(name: str, data: str | bytes) -> None:
     """B31: parse_special=False never gives a control id, whatever the text or bytes."""
