@@ -35,9 +35,9 @@ class Candidate:
 
 
 class Choice(NamedTuple):
-    """The replica, and how long its running generation may be waited for."""
+    """The replica's index, and how long its running generation may be waited for."""
 
-    index: int
+    place: int
     patience_s: float
 
 

@@ -33,7 +33,7 @@ def test_the_busy_warm_one_is_waited_for_as_long_as_reading_anew_takes_X01() -> 
 
 
 def test_one_s_own_conversation_before_a_longer_prefix_of_others() -> None:
-    assert choose([Candidate(0, 0, 1, saved_s=9), Candidate(1, 0, 9, saved_s=1, own=True)]).index == 1
+    assert choose([Candidate(0, 0, 1, saved_s=9), Candidate(1, 0, 9, saved_s=1, own=True)]).place == 1
 
 
 def test_the_only_one_waits_for_nobody_M049() -> None:
@@ -49,7 +49,7 @@ candidates = st.builds(
 @given(st.lists(candidates, min_size=1, max_size=6, unique_by=lambda c: c.index))
 def test_a_choice_is_one_of_them_and_patience_is_never_worth_more_than_it_saves(found: list[Candidate]) -> None:
     choice = choose(found)
-    mine = next(c for c in found if c.index == choice.index)
+    mine = next(c for c in found if c.index == choice.place)
     assert choice.patience_s <= max(mine.saved_s, HOP_S)
     if choice.patience_s:
         assert mine.refs and mine.wait_s <= choice.patience_s
