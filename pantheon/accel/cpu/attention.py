@@ -71,7 +71,7 @@ from pantheon.accel.cpu.vec import (
 #: and V in a cache after the first of them
 _AHEAD, _FEW = 1024, 3
 #: vectors abreast by queries of a tile: 8 to 12 sums of 8 floats in flight, and no more than 16 registers
-_ABREAST = {1: 4, 2: 2, 3: 1, 4: 1, 6: 1}
+_ABREAST = {1: 4, 2: 2, 3: 1, 6: 1}
 
 
 @cache.jit
@@ -198,7 +198,7 @@ def _make_add_values(FMT, N, A):  # type: ignore[no-untyped-def]
                 f = grid_fma(f, A, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
             grid_store(f, A, out + 64 * j, 64, step)
             j += A
-        while j < vectors:
+        while A > 1 and j < vectors:
             if FMT == 2:
                 w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
             g = grid_load(1, N, out + 64 * j, 64, step)
@@ -231,31 +231,29 @@ def _make_tile_block(FMT, N, add_alone):  # type: ignore[no-untyped-def]
             lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
             if lo < hi:
                 softmax_step(scores + c * SCORES, states + c * step, dim, lo, hi)
-                if lo < first:
-                    add_alone(v, scores + c * SCORES, states + c * step + STATE, dim, lo, min(first, hi))
-        if first < end:
-            add_values(v, scores, states + STATE, dim, first, end)
-        for c in range(N):
-            lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
-            if max(lo, end) < hi:
-                add_alone(v, scores + c * SCORES, states + c * step + STATE, dim, max(lo, end), hi)
+        for side in range(2):  # before and behind what all see; one place of calls, where the code is inlined
+            for c in range(N):
+                lo, hi = _clip(ld_i64(positions + 8 * c), base, window)
+                lo, hi = (max(lo, end), hi) if side else (lo, min(first, hi))
+                if lo < hi:
+                    add_alone(v, scores + c * SCORES, states + c * step + STATE, dim, lo, hi)
+            if side == 0 and first < end:
+                add_values(v, scores, states + STATE, dim, first, end)
 
     return tile_block
 
 
 @cache.jit
 def _width(left):  # type: ignore[no-untyped-def]
-    """Queries of the next tile: 6, or what leaves no lone query behind."""
-    if left >= 9 or left == 6:
+    """Queries of the next tile: 6, 3, 2 or 1, and no lone one of 4."""
+    if left >= 6:
         return 6
-    if left == 5:
-        return 3
-    return min(left, 4)
+    return 2 if left == 4 else min(left, 3)
 
 
 def _make_block_pass(FMT):  # type: ignore[no-untyped-def]
     alone = _make_add_values(FMT, 1, _ABREAST[1])
-    t1, t2, t3, t4, t6 = (_make_tile_block(FMT, n, alone) for n in (1, 2, 3, 4, 6))
+    t1, t2, t3, t6 = (_make_tile_block(FMT, n, alone) for n in _ABREAST)
 
     @cache.jit
     def block_pass(k, v, n, queries, states, positions, scores, dim, base, window):  # type: ignore[no-untyped-def]
@@ -266,8 +264,6 @@ def _make_block_pass(FMT):  # type: ignore[no-untyped-def]
             q, s, p = queries + 4 * dim * t, states + _step(dim) * t, positions + 8 * t
             if w == 6:
                 t6(k, v, q, s, p, scores, dim, base, window)
-            elif w == 4:
-                t4(k, v, q, s, p, scores, dim, base, window)
             elif w == 3:
                 t3(k, v, q, s, p, scores, dim, base, window)
             elif w == 2:
