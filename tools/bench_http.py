@@ -37,9 +37,9 @@ class Server:
     """A server process that answers OpenAI chat requests on 127.0.0.1."""
 
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], *, patience_s: float = PATIENCE_S) -> None:
-        self.name, self._port = name, free_port()
+        self.name, self.port = name, free_port()
         quiet = subprocess.DEVNULL
-        words = list(command(self._port))
+        words = list(command(self.port))
         self._process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, cwd=ROOT)
         try:
             self._wait(time.monotonic() + patience_s)
@@ -54,7 +54,7 @@ class Server:
             if time.monotonic() > deadline:
                 raise PeerError(f"{self.name} does not get ready")
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:
                     return
@@ -79,7 +79,7 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             data = json.dumps(body).encode()
             began = time.perf_counter()

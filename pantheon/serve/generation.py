@@ -61,7 +61,8 @@ class Job:
         return replace(self, params=replace(self.params, seed=(self.params.seed + index) % (1 << 64)))
 
 
-class Delta(NamedTuple):
+@dataclass(slots=True)
+class Delta:
     """A piece of an answer.  channel "call": one whole tool call, numbered from 0 by `index`; `text` is its arguments
     (JSON)."""
 
@@ -289,10 +290,7 @@ class Generation:
         events = [] if token.is_eog else self._emitter.feed(self._text(token.id))
         if last:
             events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
-        if len(events) == 1 and events[0].channel != "tool":
-            deltas = [Delta(*events[0])]
-        else:
-            deltas = [delta for event in events for delta in self._deltas(event)]
+        deltas = [delta for event in events for delta in self._deltas(event)]
         return Step(deltas, None if token.is_eog else self._logprob(token))
 
     def _text(self, token: int) -> str:
