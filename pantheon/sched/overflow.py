@@ -7,6 +7,7 @@ the right to one of the slots; which one is chosen later, when the prompt is kno
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 from collections import Counter
@@ -22,6 +23,8 @@ from pantheon.seams import Clock
 #: at this level nobody new comes in; at lower ones the ladder shrinks the number of places instead [K01]
 HOLD_LEVEL = Level.CRITICAL
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
+#: who is sent away is told to come back a little later than expected: to come early is in vain
+LATER = 1.2
 #: a held place before any was timed
 FIRST_SERVICE_S = 2.0
 #: how often a waiter looks whether its client is still there
@@ -62,9 +65,17 @@ def arrive(gate: Gate) -> Verdict:
     return Verdict.MEMORY_CRITICAL if gate.level >= HOLD_LEVEL else Verdict.QUEUE_FULL
 
 
-def eta_s(position: int, places: int, service_s: float) -> float:
-    """When the waiter at a position (0 is the head) gets in: every place is free again each service_s."""
-    return (position + 1) * service_s / max(1, places)
+def eta_s(position: int, ages_s: Sequence[float], service_s: float) -> float:
+    """When the waiter at a position (0 is the head) gets in.
+
+    ages_s: for how long each place has been held (0 for one that is free).  Each is given back when service_s have
+    passed, a quarter of that later when they have passed already, and then again after each service_s.
+    """
+    free_at = [max(service_s - age, service_s / 4) for age in ages_s]
+    heapq.heapify(free_at)
+    for _ in range(position):
+        heapq.heapreplace(free_at, free_at[0] + service_s)
+    return free_at[0]
 
 
 def retry_after_s(seconds: float) -> int:
@@ -78,14 +89,13 @@ class Promises:
     def __init__(self) -> None:
         self._due: list[float] = []
 
-    def next_due_s(self, now: float, ahead_s: float, each_s: float) -> float:
-        """Seconds until there should be room for one more: behind the queue, one `each_s` after the last promise."""
+    def next_due_s(self, now: float, eta: Callable[[int], float]) -> float:
+        """Seconds until there should be room for one more.  eta(k): until the k-th place from now is free, k from 0;
+        the first of them are promised away."""
         self._due = [due for due in self._due if due > now]
-        due = max([now + ahead_s, *(due + each_s for due in self._due[-1:])])
-        if due - now > MOST_RETRY_S:
-            due = now + MOST_RETRY_S
-        self._due.append(due)
-        return due - now
+        seconds = min(float(MOST_RETRY_S), LATER * eta(len(self._due)))
+        self._due.append(now + seconds)
+        return seconds
 
 
 # ---- effects --------------------------------------------------------------------------------------------------------
@@ -114,13 +124,18 @@ class Overflow:
         self.depth, self.wait_s, self.grace_s = depth, wait_s, grace_s
         # ---- guarded by mu
         self.places = self.ceiling = places
-        self.inside = 0
+        self.within: list[Ticket] = []
         self.queue: list[Ticket] = []
         self.level, self._held_since = Level.OK, math.inf
         self.closing = False
         self.service_s = FIRST_SERVICE_S
         self.refused: Counter[str] = Counter()
         self._promises = Promises()
+
+    @property
+    def inside(self) -> int:
+        """Places that are taken."""
+        return len(self.within)
 
     def arrive(self) -> Ticket:
         """A place at once or a ticket in the queue.  Raises Busy or Unavailable at once when there is neither."""
@@ -170,7 +185,7 @@ class Overflow:
             if ticket not in self.queue:
                 return 0, 0.0
             position = self.queue.index(ticket)
-            return position + 1, eta_s(position, self.ceiling, self.service_s)
+            return position + 1, self._eta_s(position)
 
     def leave(self, ticket: Ticket) -> None:
         """Give the place, or the place in the queue, back; idempotent."""
@@ -213,7 +228,7 @@ class Overflow:
 
     def _overdue(self, ticket: Ticket) -> PantheonError | None:
         now = self._clock.monotonic()
-        left_s = eta_s(self.queue.index(ticket), self.ceiling, self.service_s)
+        left_s = self._eta_s(self.queue.index(ticket))
         if self.closing:
             return self._refusal("shutting_down", left_s)
         if self.level >= HOLD_LEVEL and now - max(ticket.arrived_s, self._held_since) >= self.grace_s:
@@ -238,8 +253,16 @@ class Overflow:
         return Unavailable("the server is shutting down", code=code, **facts)
 
     def _come_back_s(self) -> float:
-        each_s = self.service_s / self.ceiling
-        return self._promises.next_due_s(self._clock.monotonic(), each_s, each_s)
+        # the queue has room for one more whenever its head gets in
+        return self._promises.next_due_s(self._clock.monotonic(), self._eta_s)
+
+    def _eta_s(self, position: int) -> float:
+        now = self._clock.monotonic()
+        ages = [now - ticket.entered_s for ticket in self.within]
+        # those who are inside for longer than the last ones were say that things have become slower
+        service_s = max(self.service_s, sum(ages) / max(1, len(ages)))
+        ages += [0.0] * (self.ceiling - len(ages))
+        return eta_s(position, sorted(ages)[-self.ceiling :], service_s)
 
     def _pause_s(self, ticket: Ticket) -> float:
         left_s = self.wait_s - (self._clock.monotonic() - ticket.arrived_s)
@@ -247,7 +270,7 @@ class Overflow:
 
     def _let_in(self, ticket: Ticket) -> None:
         ticket.inside, ticket.entered_s = True, self._clock.monotonic()
-        self.inside += 1
+        self.within.append(ticket)
 
     def _admit_locked(self) -> None:
         """Hand free places to the head of the queue."""
@@ -261,18 +284,19 @@ class Overflow:
         ticket.gone = True
         if ticket.inside:
             ticket.inside = False
-            self.inside -= 1
+            self.within.remove(ticket)
             took_s = self._clock.monotonic() - ticket.entered_s
             self.service_s += 0.2 * (took_s - self.service_s)
             self._admit_locked()
         else:
             self.queue.remove(ticket)
 
-    def check_integrity(self, tickets: Sequence[Ticket] = ()) -> None:
+    def check_integrity(self) -> None:
         """Raise AssertionError when the books contradict each other.  The caller holds mu."""
         assert 0 <= self.inside <= self.places and 1 <= self.ceiling <= self.places
         assert len(self.queue) <= self.depth, "more waiters than the queue holds"
         assert not any(ticket.inside or ticket.gone for ticket in self.queue), "a waiter that does not wait"
+        assert all(ticket.inside and not ticket.gone for ticket in self.within), "somebody inside who is not"
         arrivals = [ticket.arrived_s for ticket in self.queue]
         assert arrivals == sorted(arrivals), "the queue is out of order"
         stuck = self.queue and self.inside < self.ceiling and self.level < HOLD_LEVEL and not self.closing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,12 @@ def echo_model(n_ctx: int = N_CTX) -> Model:
 
 
 def alone(model: Model, ids: Sequence[int], params: SamplingParams = GREEDY, n: int = 8, **options: Any) -> list[int]:
-    """The answer of the single-user loop, from an empty state."""
+    """The answer of the single-user loop, from an empty state of a model of its own."""
     options.setdefault("ignore_eog", True)
+    model = _lonely(model.n_ctx)
     return [token.id for token in generate(model, model.new_state(1), ids, params, max_tokens=n, **options)]
+
+
+@lru_cache
+def _lonely(n_ctx: int) -> Model:
+    return echo_model(n_ctx)

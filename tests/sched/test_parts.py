@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pantheon.mem.mem_state import Level
 from pantheon.sched.compaction import Decode, Prompt, compose
-from pantheon.sched.overflow import Gate, Promises, Verdict, arrive, eta_s, retry_after_s
+from pantheon.sched.overflow import LATER, Gate, Promises, Verdict, arrive, eta_s, retry_after_s
 from pantheon.sched.ring import Ring
 from pantheon.sched.slot import MOVES, Actor, IllegalMove, Phase, Slot
 from pantheon.sched.turnstile import Turnstile
@@ -183,12 +184,16 @@ def test_the_gate_M093_M096_M102_K01(gate: Gate, verdict: Verdict) -> None:
 
 
 def test_retry_after_is_position_times_service_time_X08() -> None:
-    assert eta_s(0, 8, 4.0) == 0.5 and eta_s(15, 8, 4.0) == 8.0
+    """Two places, held for 1 and 3 s, of 4 s as a rule: free after 1, 3, 5, 7 s …; one that is overdue is free soon."""
+    assert [eta_s(k, [1.0, 3.0], 4.0) for k in range(5)] == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert [eta_s(k, [9.0], 4.0) for k in range(3)] == [1.0, 5.0, 9.0]
     assert [retry_after_s(s) for s in (0.0, 0.2, 3.1, 59.5, 600.0)] == [1, 1, 4, 60, 60]
 
 
 def test_those_who_are_sent_away_do_not_all_come_back_at_once_X08() -> None:
     promises = Promises()
-    assert [promises.next_due_s(100.0, 1.0, 0.5) for _ in range(4)] == [1.0, 1.5, 2.0, 2.5]
-    assert promises.next_due_s(200.0, 1.0, 0.5) == 1.0, "old promises do not count"
-    assert max(promises.next_due_s(200.0, 1.0, 10.0) for _ in range(20)) == 60.0
+    each: Any = lambda k: 1.0 + 0.5 * k  # noqa: E731
+    assert [promises.next_due_s(100.0, each) / LATER for _ in range(4)] == [1.0, 1.5, 2.0, 2.5]
+    assert promises.next_due_s(101.5, each) / LATER == 2.5, "one has come back, three have not"
+    assert promises.next_due_s(200.0, each) / LATER == 1.0, "old promises do not count"
+    assert max(promises.next_due_s(200.0, lambda k: 10.0 * k) for _ in range(20)) == 60.0
