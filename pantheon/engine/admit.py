@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Python objects of metadata and tokenizer, per vocabulary entry: measured with SmolLM2 (49152 entries, 21 MB)
 VOCAB_ENTRY_BYTES = 440
+#: pages of scratch are taken as columns use them, and a chunk of a prompt is half of the most columns
+SCRATCH_USED = 0.5
 #: what a load takes for a while beside the packed weights: kernel compilers of a cold start, blocks being unpacked
 LOAD_SPIKE_BYTES = 256 << 20
 _log = log.logger("mem")
@@ -141,7 +143,7 @@ def load_costs(need: Footprint) -> LoadCosts:
     return LoadCosts(
         weights_bytes=parts.get("weights", 0) + vocab_bytes(need.plan),
         kv_bytes_per_token=math.ceil(parts.get("kv", 0) / n_ctx),
-        scratch_bytes=parts.get("scratch", 0),
+        scratch_bytes=math.ceil(SCRATCH_USED * parts.get("scratch", 0)),
         table_bytes_per_token=math.ceil(parts.get("tables", 0) / n_ctx),
         spike_bytes=load_spike(need),
     )
