@@ -186,7 +186,7 @@ def test_a_model_that_can_not_load_exits_1_with_one_line(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("QWEN35_GPU_FULL_LOGITS", "1"), ("PN_SLOW_DECODE_MS", "x")])
-def test_a_bad_setting_is_refused_before_anything_starts_M011_X09(
+def test_a_bad_setting_is_refused_before_anything_starts_M011_M162_X09(
     flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(flag, value)
