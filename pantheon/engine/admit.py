@@ -269,8 +269,7 @@ class Gate:
         )  # fmt: skip
 
     def _say(self, line: str) -> None:
-        down = self.watch is not None and self.watch.level_for(self.dies) > Level.OK
-        (_log.warning if down else _log.info)("%s %s", line, log.fields(model=self.name))
+        (_log.warning if self.level > Level.OK else _log.info)("%s %s", line, log.fields(model=self.name))
 
     # ---- the ladder -------------------------------------------------------------------------------------------
 
@@ -281,6 +280,11 @@ class Gate:
         level = (state or self.watch.state).level_for(self.dies)
         with self._lock:
             return self._ladder.step(level, self.clock.monotonic())
+
+    @property
+    def level(self) -> Level:
+        """The worst of the host and of this model's dies, now [X19]."""
+        return Level.OK if self.watch is None else self.watch.level_for(self.dies)
 
     @property
     def rungs(self) -> Rungs:

@@ -17,6 +17,9 @@ def get_health(app: App, request: Request, responder: Responder) -> None:
         status, body = 503, {"status": "stopping"}
     elif app.registry.count():
         status, body = 200, {"status": "ok"}
+        if app.memory.admission == "stale":
+            # it still answers, but memory is not seen any more [X20]
+            body["degraded"] = ["memory_watcher"]
     elif loading := app.registry.loading():
         status, body = 503, {"status": "loading", "models": loading}
     else:

@@ -47,7 +47,7 @@ class MemoryKeeper:
             return found
         assert entry.model is not None and entry.state is not None
         made = Gate.of(
-            entry.model, self.watch, dies=entry.dies, name=entry.name, max_slots=entry.state.n_slots,
+            entry.model, self.watch, dies=entry.dies, name=entry.name, max_slots=_users(entry),
             can_evict=entry.prefix_cache is not None, clock=self._clock,
         )  # fmt: skip
         with self._lock:
@@ -75,6 +75,9 @@ class MemoryKeeper:
         except (MemoryError, OSError):
             return
         moved = None if cache is None else cache.moved_to(fresh, model.plan.state.bytes_per_token(want))
+        sched: Any = entry.sched
+        if sched is not None and not sched.rehouse(fresh, moved):
+            return
         with self._registry.lock:
             entry.state, entry.prefix_cache = fresh, moved
         if cache is not None:
@@ -113,6 +116,11 @@ class MemoryKeeper:
                 self._apply(entry, was, gate.step(state))
 
     def _apply(self, entry: Entry, was: Rungs, now: Rungs) -> None:
+        sched: Any = entry.sched
+        if sched is not None:
+            # its waiters learn of a change at once, in both directions [M100, M208, K02]
+            sched.notify_pressure(self.gate(entry).level)
+            sched.set_ceiling(now.max_slots)
         share = idle_share(now)
         # again at every look: a conversation may have become idle since
         if share < 1 or share != idle_share(was):
@@ -198,6 +206,14 @@ class MemoryKeeper:
             gates = list(self._gates.values())
         metrics.set("ladder_degraded_models", sum(gate.rungs.degraded for gate in gates))
         metrics.set("ladder_level", max((int(gate.rungs.level) for gate in gates), default=int(Level.OK)))
+
+
+def _users(entry: Entry) -> int:
+    """What rung 2 counts: the users of a scheduler, without one the conversations that the entry may hold."""
+    sched: Any = entry.sched
+    assert entry.state is not None
+    users: int = entry.state.n_slots if sched is None else sched.config.users
+    return users
 
 
 def kv_type_of(entry: Entry) -> KVType:

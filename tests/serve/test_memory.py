@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -186,6 +187,32 @@ def test_m215_m169_a_ladder_that_is_off_changes_nothing(box: Squeezed, monkeypat
     assert (row["rungs"], row["enabled"]) == ([], False) and entry.state.kv_type is KVType.F16
     box.at("CRITICAL")
     assert box.api.chat(max_tokens=1).status == 503, "admission is no rung"
+
+
+def test_m208_m100_k02_a_scheduler_hears_of_levels_and_ceilings_and_moves_house(box: Squeezed) -> None:
+    entry = box.load()
+    heard: list[tuple[str, object]] = []
+    entry.sched = SimpleNamespace(
+        config=SimpleNamespace(users=6),
+        notify_pressure=lambda level: heard.append(("level", level.name)),
+        set_ceiling=lambda slots: heard.append(("ceiling", slots)),
+        rehouse=lambda state, cache: heard.append(("rehouse", state.kv_type.value)) or len(heard) > 3,
+    )
+    for level in ("TIGHT", "CRITICAL"):
+        box.at(level)
+    box.at("OK", looks=4)
+    assert list(dict.fromkeys(heard)) == [
+        ("level", "TIGHT"), ("ceiling", 3), ("level", "CRITICAL"), ("ceiling", 1), ("level", "OK"), ("ceiling", 6)
+    ]  # fmt: skip
+    box.at("WATCH")
+    heard.clear()
+    before = entry.state
+    box.api.app.memory.settle(entry, 0)
+    assert heard == [("rehouse", "q8_0")] and entry.state is before, "a slot was in use"
+    heard += [("", 0)] * 3
+    box.api.app.memory.settle(entry, 0)
+    assert entry.state is not before and entry.state.kv_type is KVType.Q8_0
+    entry.sched = None
 
 
 def test_x19_a_full_die_is_the_trouble_of_its_own_models_only(box: Squeezed) -> None:
@@ -372,7 +399,9 @@ def test_x20_a_watcher_that_sees_nothing_any_more_is_visible_and_degrades_to_wat
     assert body["watcher"]["errors"] == 1 and body["watcher"]["age_s"] >= 3
     assert box.api.chat(max_tokens=1).status == 200
     assert "pantheon_memory_watcher_alive 0" in box.api.get("/metrics").body.decode()
+    assert box.api.get("/health").json() == {"status": "ok", "degraded": ["memory_watcher"]}
     box.at("OK")
+    assert box.api.get("/health").json() == {"status": "ok"}
     assert box.api.get("/admin/memory").json()["admission"] == "on"
 
 
