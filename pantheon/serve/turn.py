@@ -153,8 +153,11 @@ class Turn:
 
 def elsewhere(app: App, name: str | None, fault: PantheonError) -> bool:
     """Whether a request that lost its replica to a forced unload, nothing of its answer sent, can be made again."""
-    ready = {entry.name for entry in app.registry.snapshot()}
-    return fault.code == "model_unloading" and (name in ready or (len(ready) == 1 and not app.strict_model))
+    entries = app.registry.all_entries()
+    ready = {entry.name for entry in entries if entry.ready}
+    # a name that is still being unloaded is refused, whichever other model is here: asking again would not end
+    any_name = len(ready) == 1 and not app.strict_model and all(entry.name != name for entry in entries)
+    return fault.code == "model_unloading" and (name in ready or any_name)
 
 
 @contextmanager
