@@ -176,13 +176,13 @@ _TABLE = (
     Setting("PN_CHAT_CHATML_THINK", switch, 0, "0 or 1", "open each ChatML answer with <think>"),
     # dies
     Setting("PN_VIRTUAL_DIES", virtual_dies, None, "COUNTxSIZE", "CPU-backed dies with a byte budget each"),
-    Setting("PN_DIE_RESERVE_BYTES", size, GIB, "bytes", "kept free on every CUDA die"),
+    Setting("PN_DIE_RESERVE_BYTES", size, GIB, "bytes", "kept free on every CUDA die; on others when set"),
     # memory
     Setting("PN_MEMWATCH_POLL_MS", integer(10, 60_000), 250, "ms", "how often host and die memory are looked at"),
     Setting("PN_HOST_RESERVE_BYTES", size, None, "bytes", "host memory kept free (default: 15 %, at least 1 GiB)"),
     Setting("PN_PSI_FULL_REJECT", number(0.01, 100), 15.0, "%", "PSI full avg10 from which on the host is CRITICAL"),
     Setting("PN_PSI_SOME_TIGHT", number(0.01, 100), 10.0, "%", "PSI some avg10 from which on the host is TIGHT"),
-    Setting("PN_LOAD_SPIKE_BYTES", size, 2_576_980_378, "bytes", "host memory that a load to a GPU takes for a while"),
+    Setting("PN_LOAD_SPIKE_BYTES", size, 2_576_980_378, "bytes", "host memory that a load takes for a while, at most"),
     Setting("PN_LADDER_DISABLE", switch, 0, "0 or 1", "turn the degradation ladder off"),
     Setting("QWEN35_KV_Q4", switch, 0, "0 or 1", "KV caches in 4 bits", later="a 4-bit KV cache"),
     # many users on one model
@@ -231,6 +231,11 @@ def get(name: str) -> Any:
     return value
 
 
+def given(name: str) -> bool:
+    """Whether a flag of the table was set by whoever started us; an empty value is none."""
+    return bool(os.environ.get(SETTINGS[name].name))
+
+
 def check_all() -> dict[str, Any]:
     """Parse every flag; returns those that differ from their default (`set` for a secret)."""
     values = {name: get(name) for name in SETTINGS}
@@ -243,8 +248,7 @@ def origins() -> list[tuple[str, Any, str]]:
     rows = []
     for name, setting in SETTINGS.items():
         value = get(name)
-        given = bool(os.environ.get(name))
-        rows.append((name, "set" if setting.secret and value else value, "env" if given else "default"))
+        rows.append((name, "set" if setting.secret and value else value, "env" if given(name) else "default"))
     return rows
 
 

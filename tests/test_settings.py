@@ -151,10 +151,17 @@ def test_every_value_has_an_origin_X09(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["PN_MEMWATCH_POLL_MS"] == (250, "env") and rows["PN_SLOW_DECODE_MS"] == (0, "default")
 
 
+def test_whether_a_flag_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PN_DIE_RESERVE_BYTES", "1GiB")
+    monkeypatch.setenv("PN_LOAD_SPIKE_BYTES", "")
+    assert settings.given("PN_DIE_RESERVE_BYTES") and not settings.given("PN_LOAD_SPIKE_BYTES")
+
+
 def test_a_name_that_is_not_ours_gets_a_suggestion() -> None:
     environ = {
-        "PN_LADER_DISABLE": "1", "QWEN35_BATCH_SLOT": "8", "QWEN35_NOPE": "", "BS_QUEUE_DEPHT": "3", "pn_slow_decode_ms": "",
-        "PANTHEON_REGISTRY_URI": "", "PATH": "/bin", "PNPM_HOME": "/x", "BS_TOKEN": "x", "PN_FAIL_AT": "load",
+        "PN_LADER_DISABLE": "1", "QWEN35_BATCH_SLOT": "8", "QWEN35_NOPE": "", "BS_QUEUE_DEPHT": "3",
+        "pn_slow_decode_ms": "", "PANTHEON_REGISTRY_URI": "", "PATH": "/bin", "PNPM_HOME": "/x", "BS_TOKEN": "x",
+        "PN_FAIL_AT": "load",
     }  # fmt: skip
     assert settings.unknown_names(environ) == [
         ("BS_QUEUE_DEPHT", "BS_QUEUE_DEPTH"),
@@ -182,6 +189,6 @@ def test_m170_only_settings_reads_our_flags_and_every_name_read_is_in_the_table(
                 text = ast.unparse(node)
                 ours = any(word in text for word in ("PN_", "QWEN35_", "PANTHEON_", "BS_"))
                 assert not (text.startswith(("os.environ", "os.getenv")) and ours), f"{path}: {text}"
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "settings.get":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("settings.get", "settings.given"):
                 (name,) = node.args
                 assert isinstance(name, ast.Constant) and name.value in SETTINGS, f"{path}: {ast.unparse(node)}"

@@ -75,7 +75,7 @@ def virtual_dies(sizes: Sequence[int]) -> list[Die]:
 
     The sizes are budgets already: nobody else uses a virtual die, so the reserve is kept free only when it is set.
     """
-    reserve = settings.get("PN_DIE_RESERVE_BYTES") if os.environ.get("PN_DIE_RESERVE_BYTES") else 0
+    reserve = settings.get("PN_DIE_RESERVE_BYTES") if settings.given("PN_DIE_RESERVE_BYTES") else 0
     dies = [Die("virtual", f"virtual die {i}", f"VIRTUAL-{i}", size, reserve) for i, size in enumerate(sizes)]
     visible = os.environ.get(VISIBLE, "")
     if not all(part.strip().isdigit() for part in visible.split(",")):

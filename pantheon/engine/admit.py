@@ -7,7 +7,6 @@ that decided it: have, need and reserve [M202].  Must not know HTTP or the regis
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -160,7 +159,7 @@ def load_spike(need: Footprint) -> int:
     2.4 GiB was one engine's burst on one machine [M198]; ours unpacks a tensor at a time.
     """
     limit = int(settings.get("PN_LOAD_SPIKE_BYTES"))
-    if os.environ.get("PN_LOAD_SPIKE_BYTES") or need.plan is None:
+    if settings.given("PN_LOAD_SPIKE_BYTES") or need.plan is None:
         return limit if need.plan is not None else 0
     weights = need.parts.get("weights", 0)
     values = sum(m.rows * m.cols for m in need.plan.matrices())

@@ -208,13 +208,15 @@ def test_ten_loads_of_one_name_are_one_load_and_nine_conflicts_B45b(api: Api) ->
 
 
 def test_an_unload_lets_the_running_answer_end_B45a_M142(api: Api) -> None:
-    api.add("a", pieces=["1", "2", "3"], decode_ms=30)
+    entry = api.add("a", pieces=[str(number) for number in range(1, 13)], decode_ms=40)
     api.add("b", pieces=["y"])
     sock = api.open_chat(model="a", stream=True)
     read_until(sock, b'"content":"1"')
     assert api.post(UNLOAD, {"name": "a", "wait": False}).status == 202
+    while not entry.unloading:
+        assert api.get("/admin/models/a").json()["status"] == "unloading"
     refused = api.chat(model="a")
-    assert (refused.status, refused.code) == (503, "model_unloading") or refused.status == 404
+    assert (refused.status, refused.code) == (503, "model_unloading")
     rest = answer_of_rest(sock)
     assert b'"finish_reason":"stop"' in rest and b"[DONE]" in rest and b"error" not in rest
     last = api.get("/admin/models/a", "Accept: text/event-stream")
