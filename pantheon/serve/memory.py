@@ -7,12 +7,14 @@ pressure is gone [X17].  Must not know HTTP or how memory is read.  Spec: areas 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pantheon import log
 from pantheon.engine.admit import Gate, smaller_kv
+from pantheon.errors import Unavailable
 from pantheon.mem.admission import Decision
 from pantheon.mem.ladder import Rungs
 from pantheon.mem.mem_state import Level, MemState
@@ -22,6 +24,10 @@ from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.entry import Entry
 from pantheon.serve.metrics import Metrics
 from pantheon.serve.registry import Registry
+
+if TYPE_CHECKING:
+    from pantheon.accel.executor import RunnerState
+    from pantheon.engine.model import Model
 
 #: what idle conversations may keep of their usual share once new ones take a smaller format (4a) [X15]
 WATCH_SHARE = 0.5
@@ -40,14 +46,16 @@ class MemoryKeeper:
             watch.subscribe(self._look)
 
     def gate(self, entry: Entry) -> Gate:
-        """The gate of an entry that is published."""
+        """The gate of an entry.  Raises Unavailable when it was unloaded meanwhile."""
         with self._lock:
             found = self._gates.get(entry)
         if found is not None:
             return found
-        assert entry.model is not None and entry.state is not None
+        model, state = entry.model, entry.state
+        if model is None or state is None:
+            raise Unavailable(f"the model {entry.name!r} was unloaded", code="model_unloading", retry_after=5)
         made = Gate.of(
-            entry.model, self.watch, dies=entry.dies, name=entry.name, max_slots=_users(entry),
+            model, self.watch, dies=entry.dies, name=entry.name, max_slots=_users(entry, state),
             can_evict=entry.prefix_cache is not None, clock=self._clock,
         )  # fmt: skip
         with self._lock:
@@ -67,7 +75,7 @@ class MemoryKeeper:
             return
         own, small = model.runner.kv_type, smaller_kv(model)
         want = small if small is not None and self.gate(entry).rungs.quantise_kv else own
-        have = kv_type_of(entry)
+        have = kv_type_of(model, state)
         if want is have:
             return
         try:
@@ -110,10 +118,12 @@ class MemoryKeeper:
     def _look(self, state: MemState) -> None:
         """After each look of the watcher, in its thread: move every ladder and do what its rungs say."""
         for entry in self._registry.all_entries():
-            if entry.ready and entry.state is not None:
-                gate = self.gate(entry)
-                was = gate.rungs
-                self._apply(entry, was, gate.step(state))
+            if entry.ready:
+                # an entry may be freed while it is looked at
+                with contextlib.suppress(Unavailable):
+                    gate = self.gate(entry)
+                    was = gate.rungs
+                    self._apply(entry, was, gate.step(state))
 
     def _apply(self, entry: Entry, was: Rungs, now: Rungs) -> None:
         sched: Any = entry.sched
@@ -166,13 +176,16 @@ class MemoryKeeper:
                 "errors": self.watch.errors,
             }
             body["thresholds"] = dict(vars(limits))
-        rows = [self._row(entry) for entry in self._registry.all_entries() if entry.ready and entry.state is not None]
-        return {**body, "ladder": rows}
+        rows = [self._row(entry) for entry in self._registry.all_entries() if entry.ready]
+        return {**body, "ladder": [row for row in rows if row]}
 
     def _row(self, entry: Entry) -> dict[str, Any]:
-        gate, cache = self.gate(entry), entry.prefix_cache
+        """Empty for an entry that is freed just now."""
+        model, state, cache = entry.model, entry.state, entry.prefix_cache
+        if model is None or state is None:
+            return {}
+        gate = self.gate(entry)
         rungs = gate.rungs
-        assert entry.state is not None and entry.model is not None
         return {
             "name": entry.name,
             "slot": entry.index,
@@ -184,9 +197,9 @@ class MemoryKeeper:
             "offered": list(gate.offered),
             "max_slots": rungs.max_slots,
             "prefill_window": rungs.prefill_window,
-            "kv_type": kv_type_of(entry).value,
-            "kv_configured": entry.model.runner.kv_type.value,
-            "kv_reserved_bytes": entry.state.nbytes(),
+            "kv_type": kv_type_of(model, state).value,
+            "kv_configured": model.runner.kv_type.value,
+            "kv_reserved_bytes": state.nbytes(),
             "kv_used_bytes": cache.used_bytes() if cache is not None else None,
             "transitions": gate.transitions,
             "turns": dict(gate.counts),
@@ -208,18 +221,16 @@ class MemoryKeeper:
         metrics.set("ladder_level", max((int(gate.rungs.level) for gate in gates), default=int(Level.OK)))
 
 
-def _users(entry: Entry) -> int:
+def _users(entry: Entry, state: RunnerState) -> int:
     """What rung 2 counts: the users of a scheduler, without one the conversations that the entry may hold."""
     sched: Any = entry.sched
-    assert entry.state is not None
-    users: int = entry.state.n_slots if sched is None else sched.config.users
+    users: int = state.n_slots if sched is None else sched.config.users
     return users
 
 
-def kv_type_of(entry: Entry) -> KVType:
-    """The format that the entry's conversations are kept in."""
-    assert entry.model is not None
-    found: KVType = getattr(entry.state, "kv_type", entry.model.runner.kv_type)
+def kv_type_of(model: Model, state: RunnerState) -> KVType:
+    """The format that a state keeps its conversations in."""
+    found: KVType = getattr(state, "kv_type", model.runner.kv_type)
     return found
 
 

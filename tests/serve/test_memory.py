@@ -438,3 +438,13 @@ def test_what_watches_a_model_does_not_keep_it_alive(box: Squeezed) -> None:
     assert model() is None
     box.at("TIGHT")
     assert box.api.get("/admin/memory").json()["ladder"] == []
+
+
+def test_an_entry_that_is_freed_while_it_is_looked_at_is_passed_over(
+    box: Squeezed, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = box.load()
+    entry.state, kept = None, entry.state
+    box.at("TIGHT")
+    assert box.api.get("/admin/memory").json()["ladder"] == [] and "failed" not in caplog.text
+    entry.state = kept
