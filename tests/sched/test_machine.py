@@ -1,5 +1,5 @@
-"""The scheduler under any order of joins, steps, slow reads, stops, cancels, faults, pressure, time and the end, one step
-at a time on one thread, `check_integrity` after each.  Every token is held against the single-user loop's.
+"""The scheduler under any order of joins, steps, slow reads, stops, cancels, faults, pressure, time and the end, one at a
+time on one thread, `check_integrity` after each.  Every token is held against the single-user loop's.
 [M087-M090, M093-M102, M106, M109, M128-M130, X06, X17, X23, X29, K01-K03]"""
 
 from __future__ import annotations

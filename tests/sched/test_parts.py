@@ -21,8 +21,11 @@ from pantheon.sched.turnstile import Turnstile
 def test_the_life_of_a_slot_M087() -> None:
     slot = Slot(0)
     life = [
-        (Phase.PREFILL, Actor.OWNER), (Phase.BOUND, Actor.OWNER), (Phase.DECODE, Actor.DRIVER), (Phase.IDLE, Actor.OWNER)
-    ]  # fmt: skip
+        (Phase.PREFILL, Actor.OWNER),
+        (Phase.BOUND, Actor.OWNER),
+        (Phase.DECODE, Actor.DRIVER),
+        (Phase.IDLE, Actor.OWNER),
+    ]
     for to, who in life:
         slot.move(to, who)
     assert slot.phase is Phase.IDLE
@@ -100,10 +103,14 @@ def test_an_interrupted_waiter_does_not_stop_those_behind_it() -> None:
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
+    def wait_in_vain() -> None:
+        with pytest.raises(KeyboardInterrupt), turnstile.turn():
+            pass
+
     plain = turnstile._cv
     with turnstile.turn():
         turnstile._cv = Interrupt(mu)
-        waiter = threading.Thread(target=lambda: pytest.raises(KeyboardInterrupt, turnstile.turn().__enter__))
+        waiter = threading.Thread(target=wait_in_vain)
         waiter.start()
         waiter.join()
         turnstile._cv = plain

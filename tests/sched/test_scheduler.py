@@ -51,7 +51,9 @@ class Bench:
 
 
 @contextmanager
-def bench(users: int = 4, *, slots: int | None = None, clock: Any = seams.SYSTEM_CLOCK, **config: Any) -> Iterator[Bench]:
+def bench(
+    users: int = 4, *, slots: int | None = None, clock: Any = seams.SYSTEM_CLOCK, **config: Any
+) -> Iterator[Bench]:
     model = echo_model()
     state = model.new_state(slots or users)
     cache = PrefixCache(state, users=users)
@@ -113,10 +115,11 @@ def test_decoders_go_on_while_a_long_prompt_is_read_M113(mixed: bool) -> None:
         bound = False
 
         def hold(columns: Any) -> None:
-            """From the decoder's third token on, a forward takes longer than it takes to ask for the next turn."""
+            """A forward takes longer than the other side needs to ask for its next turn, once there is another side."""
             nonlocal bound
             bound = bound or b.scheduler.view()["slots"][1]["state"] in ("bound", "decode")
-            if not bound and len(b.runner.seen) > 2 and not (mixed and (columns.slots == 1).any()):
+            joins = (columns.slots == 1).any()
+            if not bound and (not mixed if joins else len(b.runner.seen) > 2):
                 b.until(lambda: b.scheduler.view()["turnstile"]["waiting"] > 0)
 
         b.runner.before = hold
