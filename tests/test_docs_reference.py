@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pantheon import seams
-from pantheon.accel.cpu.layouts import FLOATS
-from pantheon.accel.cpu.layouts import KINDS
+from pantheon.accel.cpu.layouts import FLOATS, KINDS
 from pantheon.cli import build_parser
 from pantheon.engine import scripted
 from pantheon.formats import quant

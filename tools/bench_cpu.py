@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from pantheon.accel.cpu.executor import CpuExecutor
+from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.layouts import FLOATS, KINDS
 from pantheon.accel.cpu.runner import CpuRunner
-from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.executor import Columns, RawTensor
 from pantheon.engine.load import GGUFWeights, plan_of
 from pantheon.formats.gguf import open_gguf
