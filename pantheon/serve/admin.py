@@ -80,12 +80,12 @@ def post_unload(app: App, request: Request, responder: Responder) -> None:
         gone = loading.unload(app.registry, name, timeout_s=timeout_s, force=force, slot=slot, dies=dies)
         return [{"slot": entry.index, "dies": list(entry.dies)} for entry in gone]
 
+    if not any(entry.name == name for entry in app.registry.all_entries()):
+        unload()  # raises its 404; no attempt, so why a load of that name failed stays known
     if fields.flag("wait", True):
         with app.jobs.noting("unload", name):
             parts = unload()
         return responder.send_json(200, {"status": "unloaded", "name": name, "instances": parts})
-    if not any(entry.name == name for entry in app.registry.all_entries()):
-        unload()  # raises its 404
     app.jobs.spawn("unload", name, unload, lambda: None)
     _accept(responder, {"status": "unloading", "name": name}, name)
 

@@ -142,7 +142,7 @@ def watch(host: FakeHost, fake_clock: FakeClock) -> MemWatch:
 RESERVE = 12 * GIB
 
 
-def test_m192_x16_a_turn_costs_its_rows_and_the_scratch_it_has_not_touched(watch: MemWatch) -> None:
+def test_m192_m194_x16_a_turn_costs_its_rows_and_the_scratch_it_has_not_touched(watch: MemWatch) -> None:
     model = tiny(STEM)
     gate, state = Gate.of(model, watch), model.new_state(2)
     costs = gate.costs(state)

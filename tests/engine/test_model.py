@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import pantheon
+from pantheon.engine.load import pick_ctx
 from pantheon.errors import BadRequest, ModelFileError, PantheonError, Unavailable
 from tests.engine.tiny import tiny
 from tests.golden_data import model_path
@@ -26,6 +28,13 @@ def test_load_gives_a_model_with_its_numbers() -> None:
         assert loaded.name == STEM and loaded.architecture == "llama"
         assert loaded.n_ctx == min(8192, loaded.plan.n_ctx_train)
         assert loaded.memory()["weights"] > 0
+
+
+def test_without_a_ctx_8192_positions_at_most_are_admitted_M059() -> None:
+    """The spec's guess is only the default; what is asked for counts [X31]."""
+    trained = [replace(model().plan, n_ctx_train=n) for n in (512, 8192, 1 << 17)]
+    assert [pick_ctx(None, plan) for plan in trained] == [512, 8192, 8192]
+    assert pick_ctx(1 << 17, trained[0]) == 1 << 17
 
 
 def test_ctx_is_obeyed() -> None:

@@ -181,6 +181,17 @@ def test_unload_of_a_busy_model_gives_up_in_time_X02(api: Api) -> None:
     assert api.whole(model="a")["model"] == "a" and entry.ready
 
 
+def test_an_unload_of_an_unknown_name_is_no_attempt_X36(api: Api) -> None:
+    """It leaves no failure behind, and why a load of that name failed stays known."""
+    (api.app.model_roots[0] / "bad.gguf").write_bytes(b"GGUF")
+    assert api.post(LOAD, {"path": "bad.gguf", "name": "bad"}).status == 422
+    for name in ("nope", "bad"):
+        for wait in (True, False):
+            assert code(api.post(UNLOAD, {"name": name, "wait": wait})) == (404, "model_not_found")
+    assert api.get("/admin/models/nope").status == 404
+    assert api.get("/admin/models/bad").json()["error"]["action"] == "load"
+
+
 def test_models_list_B47b() -> None:
     with serving() as api:
         api.add("a", pieces=["x"], n_ctx=99)

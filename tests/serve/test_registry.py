@@ -101,7 +101,7 @@ def test_names_of_several_models_M048_M066() -> None:
     assert (fault.value.status, fault.value.code, fault.value.param) == (404, "model_not_found", "model")
 
 
-def test_replicas_count_as_one_name_X26() -> None:
+def test_replicas_count_as_one_name_X26_M068() -> None:
     registry = Registry()
     published(registry, "a", (0,))
     published(registry, "a", (1,))
