@@ -2,8 +2,9 @@
 
 A slot holds the KV rows of one conversation; its tokens are remembered after the answer, and the next prompt that
 begins with them starts where they end.  `SlotTable` decides and touches nothing; `PrefixCache` carries the decision
-out on a state.  As many slots are busy as the entry has users; the others are idle.  Rows of equal prefixes are equal bit
-for bit (batch invariance), so that reuse changes no answer.  Must not know requests or models.  Spec: area I, X12, X13.
+out on a state.  As many slots are busy as the entry has users; the others are idle.  Rows of equal prefixes are equal
+bit for bit (batch invariance), so that reuse changes no answer.  Must not know requests or models.  Spec: area I, X12,
+X13.
 """
 
 from __future__ import annotations

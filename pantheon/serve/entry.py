@@ -54,6 +54,7 @@ class Entry:
     # written by the holder of gen_lock only
     began_at: float = 0.0
     service_s: float = 2.0
+    answers: int = 0
     prompt_s: float = _PROMPT_S
     left: Callable[[], bool] | None = None
 
@@ -86,6 +87,11 @@ class Entry:
         """So many prompt tokens were read in so many seconds.  For the holder of gen_lock."""
         if tokens >= 16:
             self.prompt_s += 0.3 * (seconds / tokens - self.prompt_s)
+
+    def served(self, seconds: float) -> None:
+        """An answer took so long.  For the holder of gen_lock."""
+        self.service_s += max(0.3, 1 / (self.answers + 1)) * (seconds - self.service_s)
+        self.answers += 1
 
     def wait_s(self, now: float) -> float:
         """When this entry should be free, from the generations before."""

@@ -15,7 +15,9 @@ from pantheon.engine.prefix_cache import Marks
 
 #: A hop to another replica leaves a second copy of the conversation behind and may push out another one's: so much
 #: waiting is always cheaper, and so little saving binds nobody.
-HOP_S = 0.5
+HOP_S = 1.0
+#: nobody is kept waiting longer than a queue would keep him
+MAX_WAIT_S = 30.0
 #: characters of one mark in a text that has no messages
 _BLOCK = 512
 _MAX_MARKS = 1024
@@ -42,8 +44,8 @@ class Choice(NamedTuple):
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """The warm replica when it is free, or free again before the prompt could be read elsewhere; else the one with the
-    fewest requests, the least recently used one among equals.  Someone who is the only one waits for nobody."""
+    """The warm replica when it is free, or free again before another one could have read the prompt; else the one with
+    the fewest requests, the least recently used one among equals.  Someone who is the only one waits for nobody."""
     coolest = min(candidates, key=lambda c: (c.refs, c.last_use, c.index))
     warm = [c for c in candidates if (c.own and c.saved_s > 0) or c.saved_s >= HOP_S]
     if not warm or len(candidates) == 1:
@@ -51,7 +53,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     best = min(warm, key=lambda c: (not c.own, -c.saved_s, c.refs, c.last_use, c.index))
     if not best.refs:
         return Choice(best.index, 0.0)
-    patience_s = max(best.saved_s, HOP_S)
+    away_s = min(c.wait_s for c in candidates if c is not best) + max(best.saved_s, HOP_S)
+    patience_s = min(away_s, MAX_WAIT_S)
     if best.wait_s <= patience_s:
         return Choice(best.index, patience_s)
     return Choice(coolest.index, 0.0)

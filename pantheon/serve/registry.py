@@ -211,8 +211,7 @@ class Registry:
 
     def _leave(self, entry: Entry) -> None:
         entry.left = None
-        took = self._clock.monotonic() - entry.began_at
-        entry.service_s += 0.3 * (took - entry.service_s)
+        entry.served(self._clock.monotonic() - entry.began_at)
         entry.gen_lock.release()
 
     def _await(self, entry: Entry, left: Callable[[], bool] | None, patience_s: float) -> bool:

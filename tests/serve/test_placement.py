@@ -30,6 +30,9 @@ def test_the_busy_warm_one_is_waited_for_as_long_as_reading_anew_takes_X01() -> 
     assert choose([cold, Candidate(1, 1, 9, wait_s=3, saved_s=4, own=True)]) == (1, 4)
     assert choose([cold, Candidate(1, 1, 9, wait_s=5, saved_s=4, own=True)]) == (0, 0)
     assert choose([cold, Candidate(1, 1, 9, wait_s=HOP_S / 2, saved_s=0.01, own=True)]) == (1, HOP_S)
+    # where it would have to wait as well, nothing is won by going there
+    busy = Candidate(0, 1, 1, wait_s=3)
+    assert choose([busy, Candidate(1, 1, 9, wait_s=5, saved_s=4, own=True)]) == (1, 7)
 
 
 def test_one_s_own_conversation_before_a_longer_prefix_of_others() -> None:
@@ -50,7 +53,7 @@ candidates = st.builds(
 def test_a_choice_is_one_of_them_and_patience_is_never_worth_more_than_it_saves(found: list[Candidate]) -> None:
     choice = choose(found)
     mine = next(c for c in found if c.index == choice.place)
-    assert choice.patience_s <= max(mine.saved_s, HOP_S)
+    assert choice.patience_s <= max(c.wait_s for c in found) + max(mine.saved_s, HOP_S)
     if choice.patience_s:
         assert mine.refs and mine.wait_s <= choice.patience_s
     elif not mine.saved_s:
