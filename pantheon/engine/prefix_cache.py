@@ -127,6 +127,14 @@ class SlotTable:
         if not len(ids):
             self.forget(slot)
 
+    def settle(self) -> tuple[int, ...]:
+        """After a commit: idle slots but the newest keep to the limit; the slots that were given up."""
+        idle = [slot for slot in self._slots if not slot.busy and slot.high]
+        newest = max(idle, key=lambda slot: slot.last_use, default=None)
+        if newest is None or self.max_idle is None:
+            return ()
+        return self._make_room(self.max_idle + newest.high)
+
     def forget(self, slot: int) -> None:
         """Nothing that can be used lies in the slot any more."""
         self._slots[slot] = _Slot(busy=False)
@@ -247,8 +255,8 @@ class PrefixCache:
     def _end(self, warm: Warm, keep: bool) -> None:
         with self.lock:
             self._table.commit(warm.slot, warm.held if keep else [])
-            if not keep:
-                self._state.reset(warm.slot)
+            for slot in (*self._table.settle(), *((warm.slot,) if not keep else ())):
+                self._state.reset(slot)
 
     def trim(self, share: float) -> int:
         """Let idle conversations hold that share (0 to 1) of what they may; returns how many were given up.
