@@ -1,15 +1,17 @@
-"""The scheduler under any order of joins, steps, slow reads, stops, cancels, faults, pressure, time and the end, one at a
-time on one thread, `check_integrity` after each.  Every token is held against the single-user loop's.
+"""The scheduler under any order of joins, steps, slow reads, stops, cancels, faults, pressure, time and the end, one at
+a time on one thread, `check_integrity` after each.  Every token is held against the single-user loop's.
 [M087-M090, M093-M102, M106, M109, M128-M130, X06, X17, X23, X29, K01-K03]"""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pantheon.engine.prefix_cache import PrefixCache
 from pantheon.engine.sampler import SamplingParams
@@ -21,8 +23,17 @@ from tests.fakes import FakeClock
 from tests.sched.echo_model import alone, echo_model
 
 USERS, SLOTS, DEPTH, N_CTX = 3, 4, 3, 48
-PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 WHICH = st.integers(0, 99)
+SYSTEM = [7, 8, 9]
+#: prompt, max_tokens, session, lookahead, seed
+Asked = tuple[list[int], int, str | None, int | None, int | None]
+ASKED = st.tuples(
+    st.lists(st.integers(0, 1), min_size=1, max_size=30).map(lambda ids: [*SYSTEM, *ids]),
+    st.integers(1, 12),
+    st.none() | st.sampled_from("ab"),
+    st.none() | st.integers(1, 2),
+    st.none() | st.integers(0, 3),
+)
 
 
 @dataclass
@@ -35,7 +46,6 @@ class User:
     expected: list[int] = field(default_factory=list)
     got: list[int] = field(default_factory=list)
     lookahead: int | None = None
-    told: bool = False
 
 
 class Machine(RuleBasedStateMachine):
@@ -44,12 +54,16 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.users: list[User] = []
-        self.arrivals = 0
-        self.entered: list[int] = []
+        self.arrivals = self.answers = self.faults = 0
         self.closed = False
 
-    @initialize(mixed=st.booleans(), chunk=st.integers(1, 9), cached=st.booleans())
-    def build(self, mixed: bool, chunk: int, cached: bool) -> None:
+    @initialize(
+        mixed=st.booleans(),
+        chunk=st.integers(1, 9),
+        cached=st.booleans(),
+        first=st.lists(ASKED, min_size=1, max_size=5),
+    )
+    def build(self, mixed: bool, chunk: int, cached: bool, first: list[Asked]) -> None:
         self.clock = FakeClock()
         self.model = echo_model(N_CTX)
         self.runner: Any = self.model.runner
@@ -59,11 +73,14 @@ class Machine(RuleBasedStateMachine):
         config = SchedConfig(USERS, DEPTH, wait_s=30, grace_s=2, chunk=chunk, mixed=mixed)
         self.scheduler = Scheduler(self.model, state, cache, config, self.clock, start=False)
         self.cache = cache
+        for asked in first:
+            self.join(asked)
 
     # ---- people come and go ------------------------------------------------------------------------------------------
 
-    @rule()
-    def arrive(self) -> None:
+    @rule(asked=ASKED)
+    def join(self, asked: Asked) -> None:
+        """Ask for a place, and begin at once if there is one."""
         load = self.scheduler.load()
         try:
             place = self.scheduler.enter()
@@ -74,134 +91,110 @@ class Machine(RuleBasedStateMachine):
         else:
             self.users.append(User(place, self.arrivals))
             self.arrivals += 1
+            self.begin(self.users[-1], asked)
 
-    def pick(self, which: int, **like: bool) -> User | None:
-        """A user that is running or not."""
-        found = [u for u in self.users if (u.handle is not None) == like["running"]]
-        return found[which % len(found)] if found else None
+    @rule(which=WHICH, asked=ASKED)
+    def go_on(self, which: int, asked: Asked) -> None:
+        """Somebody who waited begins if it can now; somebody who was inside begins the next answer."""
+        resting = [user for user in self.users if user.handle is None]
+        if resting:
+            self.begin(resting[which % len(resting)], asked)
 
-    @rule(which=WHICH, ids=PROMPTS, n=st.integers(1, 12), session=st.none() | st.sampled_from("ab"),
-          lookahead=st.none() | st.integers(1, 2), seed=st.none() | st.integers(0, 3))  # fmt: skip
-    def begin(
-        self, which: int, ids: list[int], n: int, session: str | None, lookahead: int | None, seed: int | None
-    ) -> None:
-        user = self.pick(which, running=False)
-        if user is None:
-            return
+    def begin(self, user: User, asked: Asked) -> None:
+        ids, n, session, lookahead, seed = asked
+        params = SamplingParams(temperature=0 if seed is None else 1.0, seed=seed)
         try:
             if not user.place.inside:
                 return
-            params = SamplingParams(temperature=0 if seed is None else 1.0, seed=seed)
             user.handle = user.place.begin(
                 ids, params, max_tokens=n, session=session, lookahead=lookahead, ignore_eog=True
             )
         except PantheonError as fault:
             assert fault.code in ("shutting_down", "queue_timeout", "memory_critical")
             assert fault.code != "shutting_down" or self.closed
-            user.place.leave()
-            self.users.remove(user)
+            self.dismiss(user)
         else:
-            user.expected, user.got = alone(self.model, ids, params, n), []
-            user.lookahead = lookahead
+            user.expected, user.got, user.lookahead = alone(self.model, ids, params, n), [], lookahead
 
-    @rule(which=WHICH)
-    def leave(self, which: int) -> None:
-        """In any phase: waiting, inside, reading, decoding."""
-        if self.users:
-            user = self.users.pop(which % len(self.users))
-            waste = user.handle.wasted if user.handle is not None else 0
-            assert user.lookahead is None or waste <= user.lookahead
-            user.place.leave()
+    def dismiss(self, user: User) -> None:
+        waste = user.handle.wasted if user.handle is not None else 0
+        assert user.lookahead is None or waste <= user.lookahead
+        self.users.remove(user)
+        user.place.leave()
+
+    @rule(which=WHICH, how=st.sampled_from(["leave", "cancel", "fail"]))
+    def stop(self, which: int, how: str) -> None:
+        """In any phase: waiting, inside, reading, decoding; or a forward fails."""
+        if how == "fail":
+            self.runner.fail = RuntimeError("injected")
+            self.scheduler.driver.step()
+            self.faults += self.runner.fail is None
+            self.runner.fail = None
+        elif self.users:
+            user = self.users[which % len(self.users)]
+            if how == "cancel" and user.handle is not None:
+                user.handle.cancel()
+                columns, slot = len(self.runner.seen), user.handle._slot.index
+                self.scheduler.driver.step()
+                assert all(slot not in c.slots for c in self.runner.seen[columns:]), "stepped after the cancel"
+                with pytest.raises(Cancelled):
+                    user.handle.poll()
+            self.dismiss(user)
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    @rule(steps=st.integers(1, 6))
-    def drive(self, steps: int) -> None:
-        for _ in range(steps):
-            self.scheduler.driver.step()
+    @rule(moves=st.lists(st.tuples(st.sampled_from(["drive", "read", "pull"]), WHICH), min_size=6, max_size=40))
+    def work(self, moves: list[tuple[str, int]]) -> None:
+        """The driver steps, an owner reads a chunk of its prompt, an owner pulls a token."""
+        for what, which in moves:
+            running = [user for user in self.users if user.handle is not None]
+            user = running[which % len(running)] if running else None
+            if what == "drive":
+                self.scheduler.driver.step()
+            elif user is not None and user.handle is not None and user.handle.wants_chunk:
+                user.handle.read_chunk()
+            elif user is not None:
+                self.pull(user)
+            self.sound()
 
-    @rule(which=WHICH)
-    def read_a_chunk(self, which: int) -> None:
-        user = self.pick(which, running=True)
-        if user is not None and user.handle is not None and user.handle.wants_chunk and not user.told:
-            user.handle.read_chunk()
-
-    @rule(which=WHICH, times=st.integers(1, 4))
-    def pull(self, which: int, times: int) -> None:
-        user = self.pick(which, running=True)
-        for _ in range(times if user is not None else 0):
-            assert user is not None and user.handle is not None
-            try:
-                token = user.handle.poll()
-            except Cancelled:
-                assert user.told
-            except RuntimeError:
-                assert self.faults
-                user.place.end()
-                user.handle = None
-                return
-            except Unavailable as fault:
-                assert fault.code == "shutting_down" and self.closed
-            else:
-                if token is None:
-                    return
+    def pull(self, user: User) -> None:
+        assert user.handle is not None
+        try:
+            token = user.handle.poll()
+        except RuntimeError:
+            assert self.faults
+            self.dismiss(user)
+        except Unavailable as fault:
+            assert fault.code == "shutting_down" and self.closed
+            self.dismiss(user)
+        else:
+            if token is not None:
                 user.got.append(token.id)
                 assert user.got == user.expected[: len(user.got)], "not the solo answer"
                 assert token.is_last == (len(user.got) == len(user.expected))
                 if token.is_last:
                     user.place.end()
                     user.handle = None
-                    return
-
-    @rule(which=WHICH)
-    def cancel(self, which: int) -> None:
-        user = self.pick(which, running=True)
-        if user is not None and user.handle is not None:
-            user.handle.cancel()
-            user.told = True
-            columns = len(self.runner.seen)
-            self.scheduler.driver.step()
-            slot = user.handle._slot.index
-            assert all(slot not in c.slots for c in self.runner.seen[columns:]), "stepped after the cancel"
-            self.users.remove(user)
-            user.place.leave()
-
-    faults = 0
-
-    @precondition(lambda self: not self.closed)
-    @rule()
-    def a_forward_fails(self) -> None:
-        self.runner.fail = RuntimeError("injected")
-        self.scheduler.driver.step()
-        self.faults += self.runner.fail is None
-        self.runner.fail = None
+                    self.answers += 1
 
     # ---- the world ---------------------------------------------------------------------------------------------------
 
-    @rule(level=st.sampled_from(Level))
-    def pressure(self, level: Level) -> None:
-        self.scheduler.notify_pressure(level)
-
-    @rule(ceiling=st.integers(0, 5))
-    def ladder(self, ceiling: int) -> None:
-        self.scheduler.set_ceiling(ceiling)
-
-    @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 31.0]))
-    def time(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    @precondition(lambda self: self.cache is not None)
-    @rule(share=st.sampled_from([0.0, 0.5, 1.0]))
-    def trim(self, share: float) -> None:
-        assert self.cache is not None
-        self.cache.trim(share)
-        self.cache.trim(1.0)
-
-    @precondition(lambda self: self.arrivals > 8)
-    @rule()
-    def shut_down(self) -> None:
-        self.scheduler.close()
-        self.closed = True
+    @rule(what=st.sampled_from(["pressure", "ladder", "time", "trim", "end"]), level=st.sampled_from(Level),
+          ceiling=st.integers(0, 5), seconds=st.sampled_from([0.1, 1.0, 2.5, 31.0]))  # fmt: skip
+    def world(self, what: str, level: Level, ceiling: int, seconds: float) -> None:
+        """Pressure flips, the ladder moves, time passes, idle conversations are given up, the server ends."""
+        if what == "pressure":
+            self.scheduler.notify_pressure(level)
+        elif what == "ladder":
+            self.scheduler.set_ceiling(ceiling)
+        elif what == "time":
+            self.clock.advance(seconds)
+        elif what == "trim" and self.cache is not None:
+            self.cache.trim(ceiling / 5)
+            self.cache.trim(1.0)
+        elif what == "end" and self.arrivals > 6:
+            self.scheduler.close()
+            self.closed = True
 
     @invariant()
     def sound(self) -> None:
@@ -227,5 +220,45 @@ class Machine(RuleBasedStateMachine):
             self.scheduler.close()
 
 
-Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestMachine = Machine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_long_walks(seed: int) -> None:
+    """The same steps in longer walks than hypothesis takes."""
+    chance = random.Random(seed)
+
+    def asked() -> Asked:
+        ids = [*SYSTEM, *(chance.randrange(2) for _ in range(chance.randrange(1, 30)))]
+        return ids, chance.randrange(1, 13), chance.choice([None, "a", "b"]), chance.choice([None, 1, 2]), None
+
+    machine = Machine()
+    machine.build(mixed=seed % 2 == 0, chunk=chance.randrange(1, 9), cached=seed % 5 != 4, first=[asked()])
+    for _ in range(500):
+        which = chance.randrange(100)
+        match chance.choice("jjjjggggggddwwwwwwso"):
+            case "j":
+                machine.join(asked())
+            case "g":
+                machine.go_on(which, asked())
+            case "d":
+                done = [user for user in machine.users if user.handle is None and user.got]
+                if done:
+                    machine.dismiss(chance.choice(done))
+            case "s":
+                machine.stop(which, chance.choice(["leave", "cancel", "fail"]))
+            case "o":
+                what = chance.choice(["pressure", "ladder", "time", "trim"])
+                level = chance.choice([Level.OK, Level.OK, Level.OK, Level.TIGHT, Level.CRITICAL])
+                machine.world(what, level, chance.randrange(6), chance.choice([0.1, 1.0, 2.5]))
+            case _:
+                kinds = ["drive", "read", "pull"]
+                machine.work([(chance.choice(kinds), chance.randrange(100)) for _ in range(chance.randrange(10, 40))])
+        machine.sound()
+    totals = machine.scheduler.view()["totals"]
+    assert machine.answers > 20 and totals["decode_columns"] > 100 and totals["runs"] > 30, totals
+    assert machine.cache is None or totals["cached_tokens"] > 50
+    machine.world("end", Level.OK, 0, 0.0)
+    machine.work([("drive", 0), *(("pull", i) for i in range(40))])
+    machine.teardown()
