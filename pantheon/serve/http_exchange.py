@@ -156,8 +156,7 @@ class _Exchange:
         status = self._responder.status if delivered or self._responder.status else 499
         took = f"{(time.monotonic() - self._started) * 1000:.0f}ms"
         word = "" if delivered else " cancelled"
-        fault = self._responder.fault
-        why = fault.message[:_WHY] if fault is not None else None
+        why = self._responder.why and self._responder.why[:_WHY]
         extra = log.fields(id=self._id, client=self._connection.client, why=why)
-        level = logging.DEBUG if path in _PROBES and fault is None else logging.INFO
+        level = logging.DEBUG if path in _PROBES and why is None else logging.INFO
         _LOG.log(level, "%s %s %s %s%s %s", method, path, status, took, word, extra)

@@ -78,8 +78,9 @@ class Responder:
         self.will_stream = False
         self.delivered = True
         self.status: int | None = None
-        #: the error that was answered, for the log
-        self.fault: PantheonError | None = None
+        #: the words of the error that was answered, for the log; the error itself would close a circle through its
+        #: traceback, and keep a model that is unloaded after a refusal
+        self.why: str | None = None
         self._connection = connection
         self._stopping = stopping or threading.Event()
         self._pulse = pulse or Pulse(clock)
@@ -152,7 +153,7 @@ class Responder:
 
     def fail(self, fault: PantheonError) -> None:
         """Answer with an error in the form that the state of the answer still allows."""
-        self.fault = fault
+        self.why = fault.message
         if self._state == _EARLY and self.will_stream:
             self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
         if self._stream is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,3 +127,14 @@ def ask(server: PantheonServer, data: bytes, *, half_close: bool = False) -> Ans
         if half_close:
             sock.shutdown(socket.SHUT_WR)
         return parse_answer(read_all(sock))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.01)
+    return True

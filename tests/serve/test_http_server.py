@@ -24,7 +24,17 @@ from pantheon.serve.http_connection import Timeouts
 from pantheon.serve.http_parser import Limits
 from pantheon.serve.http_server import HttpConfig, PantheonServer
 from pantheon.serve.routes import Request, Responder, Router
-from tests.serve.http_client import Answer, ask, connect, parse_answer, read_all, read_until, request, trusting
+from tests.serve.http_client import (
+    Answer,
+    ask,
+    connect,
+    eventually,
+    parse_answer,
+    read_all,
+    read_until,
+    request,
+    trusting,
+)
 
 CHAT = "/v1/chat/completions"
 TLS = Path(__file__).parents[1] / "data" / "tls"  # a key that opens nothing
@@ -104,17 +114,6 @@ POST = request("POST", CHAT, BODY)
 
 def is_echo(answer: Answer, body: bytes = BODY) -> bool:
     return answer.status == 200 and bool(answer.json() == {"echo": json.loads(body)})
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.01)
-    return True
 
 
 # ---- requests

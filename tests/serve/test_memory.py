@@ -27,6 +27,7 @@ from tests.fakes import FakeClock
 from tests.golden_data import model_path
 from tests.mem.fake_host import GIB, FakeHost
 from tests.serve.api_server import Api, answer_of, free, serving
+from tests.serve.http_client import eventually
 
 POLL_S = 0.25
 TOTAL = 80 * GIB
@@ -438,6 +439,30 @@ def test_what_watches_a_model_does_not_keep_it_alive(box: Squeezed) -> None:
     assert model() is None
     box.at("TIGHT")
     assert box.api.get("/admin/memory").json()["ladder"] == []
+
+
+@pytest.mark.parametrize("answer", ["whole", "stream", "503", "503 stream", "400", "field", "capped"])
+def test_an_answer_of_any_kind_leaves_no_circle_that_keeps_a_model(box: Squeezed, answer: str) -> None:
+    """Memory comes back with the unload, not with some later collection, which `gc.freeze` may make never."""
+    gc.collect()
+    gc.disable()
+    try:
+        box.load()
+        if answer.startswith("503"):
+            box.at("CRITICAL")
+        said = {
+            "400": {"messages": long_talk(9)},
+            "field": {"temperature": "x"},
+            "capped": {"messages": long_talk(9), "truncation": "auto"},
+        }.get(answer, {"stream": "stream" in answer})
+        expected = 400 if answer == "field" else int(answer[:3]) if answer[:3].isdigit() else 200
+        assert box.api.chat(max_tokens=2, **said).status == expected
+        model = weakref.ref(box.api.app.registry.all_entries()[0].model)
+        unload(box.api.app.registry, "m")
+        # the thread of the answer may have its last lines to run
+        assert eventually(lambda: model() is None)
+    finally:
+        gc.enable()
 
 
 def test_an_entry_that_is_freed_while_it_is_looked_at_is_passed_over(
