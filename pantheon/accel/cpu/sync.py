@@ -1,4 +1,4 @@
-"""Atomics, pause and futex as Numba intrinsics (Linux, x86-64)."""
+"""Atomics, pause and futex as Numba intrinsics (Linux)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from pantheon.accel.cpu.vec import I64, at, llvm, op
+from pantheon.accel.cpu.control import MACHINE, SYS_FUTEX, WAIT_PRIVATE, WAKE_PRIVATE
+from pantheon.accel.cpu.vec import I32, I64, at, llvm, op
 
 _i64 = types.int64
-SYS_FUTEX, _WAIT_PRIVATE, WAKE_PRIVATE = 202, 128, 129
 
 
 @op(_i64, _i64)
@@ -36,14 +36,18 @@ def atomic_cas(ctx: Any, b: Any, addr: Any, old: Any, new: Any) -> Any:
 
 @op(types.void)
 def pause(ctx: Any, b: Any) -> None:
-    llvm(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    """Tell the core that it spins; nothing where there is no word for it."""
+    if MACHINE == "x86_64":
+        llvm(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif MACHINE == "aarch64":
+        llvm(b, "llvm.aarch64.hint", ir.VoidType(), [I32(1)])  # YIELD
 
 
 @op(types.void, _i64, types.int32, _i64)
 def futex_wait(ctx: Any, b: Any, addr: Any, value: Any, timeout: Any) -> None:
     """Sleep while the int32 at addr is value, at most the timespec at timeout; may return early."""
     zero = I64(0)
-    llvm(b, "syscall", I64, [I64(SYS_FUTEX), addr, I64(_WAIT_PRIVATE), b.sext(value, I64), timeout, zero, zero])
+    llvm(b, "syscall", I64, [I64(SYS_FUTEX), addr, I64(WAIT_PRIVATE), b.sext(value, I64), timeout, zero, zero])
 
 
 @op(types.void, _i64)

@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 
 from pantheon.accel.cpu import kernels
 from pantheon.accel.cpu.arena import Arena, address
-from pantheon.accel.cpu.control import CONTROL_BYTES, STOP, TIMEOUT
+from pantheon.accel.cpu.control import CONTROL_BYTES, STOP, SYS_FUTEX, TIMEOUT, WAKE_PRIVATE
 from pantheon.accel.cpu.fields import PHASE_BYTES, PROGRAM_BYTES
 
 #: the kernel that members run
 KEY = ("team",)
 _N_ARGS = 7
 _SLEEP_NS = 50_000_000
-_SYS_FUTEX, _WAKE_PRIVATE = 202, 129
 
 
 def _shut(control: NDArray[np.uint8], threads: list[threading.Thread], keep: list[Any]) -> None:
     control[STOP : STOP + 8].view(np.int64)[0] = 1
-    ctypes.CDLL(None).syscall(_SYS_FUTEX, ctypes.c_void_p(address(control)), _WAKE_PRIVATE, 0x7FFFFFFF, None, None, 0)
+    ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.c_void_p(address(control)), WAKE_PRIVATE, 0x7FFFFFFF, None, None, 0)
     for t in threads:
         t.join(timeout=5.0)
     if any(t.is_alive() for t in threads):  # never unmap what a thread may still read: leak it
