@@ -84,6 +84,7 @@ def load_reserved(
         with _naming(spec.path):
             need = _place(registry, entry, spec, options)
             with registry.upload_lock:
+                _look_again(spec.path, need, options)
                 model = _upload(registry, entry, spec, options, progress)
             state = _new_state(model)
             cache = _new_cache(registry, entry, need, state, options)
@@ -127,6 +128,14 @@ def _place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptio
     registry.place(entry, dies, charged)
     seams.hit("bind")
     return need
+
+
+def _look_again(path: str, need: Footprint, options: LoadOptions) -> None:
+    """Admit it once more, with upload_lock held: loads that were admitted beside it have taken their memory by now."""
+    if options.watch is not None and options.watch.started:
+        with contextlib.suppress(PantheonError):  # what can not be read grows stale by itself
+            options.watch.poll_once()
+        decide_load(path, need, options.watch.state).check()
 
 
 def _take(

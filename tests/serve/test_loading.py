@@ -15,12 +15,16 @@ from pantheon import seams
 from pantheon.accel.die import virtual_dies
 from pantheon.accel.die_manager import DieManager
 from pantheon.engine import load
+from pantheon.engine.admit import decide_load
 from pantheon.engine.footprint import footprint
 from pantheon.errors import PantheonError
+from pantheon.mem.memwatch import MemWatch
+from pantheon.mem.pressure import Thresholds
 from pantheon.serve import loading
 from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, default_name, load_spec
 from pantheon.serve.registry import Registry
 from tests.golden_data import model_path
+from tests.mem.fake_host import FakeHost
 
 PATIENCE_S = 20.0
 
@@ -340,6 +344,49 @@ def test_only_one_load_at_a_time_M060(script: str, monkeypatch: pytest.MonkeyPat
     for thread in threads:
         thread.join(PATIENCE_S)
     assert most[0] == 1 and registry.count() == 4
+
+
+def test_a_load_is_admitted_against_what_those_before_it_took_M198(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are admitted at once, and the first takes the memory: the second is refused, not loaded on top."""
+    host, reserve = FakeHost(tmp_path), 1 << 30
+    watch = MemWatch(host.root, 3600, thresholds=Thresholds(host_reserve_bytes=reserve))
+    watch.start()
+    need = decide_load(TINY, footprint(TINY, ctx=128, threads=1), watch.state).decision.need_bytes
+    host.available(reserve + need + (1 << 20))
+    watch.poll_once()
+    registry, admitted, faults = Registry(), threading.Barrier(2), list[PantheonError]()
+    really, upload = loading._place, loading._upload
+
+    def place(*args: Any) -> Any:
+        found = really(*args)
+        admitted.wait(PATIENCE_S)
+        return found
+
+    def uploaded(*args: Any) -> Any:
+        made = upload(*args)
+        host.available(reserve + (1 << 20))
+        return made
+
+    def run(name: str) -> None:
+        try:
+            load_spec(registry, ModelSpec(TINY, name), LoadOptions(ctx=128, threads=1, watch=watch))
+        except PantheonError as fault:
+            faults.append(fault)
+
+    monkeypatch.setattr(loading, "_place", place)
+    monkeypatch.setattr(loading, "_upload", uploaded)
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    finally:
+        watch.stop()
+    assert [fault.status for fault in faults] == [507] and registry.count() == 1
+    assert len(registry.all_entries()) == 1, "nothing of the refused one is left"
 
 
 @pytest.mark.parametrize(
