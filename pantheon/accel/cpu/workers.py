@@ -1,7 +1,7 @@
 """Compiling kernels in processes of their own, several at once, into the store.
 
 The parent writes one key a line to a worker's stdin and reads one answer a line; a worker ends when its stdin does,
-so none outlives its parent by more than one kernel.  Whatever fails here is left to the caller to compile.
+in the middle of a kernel too, so none outlives its parent.  Whatever fails here is left to the caller to compile.
 """
 
 from __future__ import annotations
@@ -164,14 +164,23 @@ def _feed(worker: Worker, todo: deque[Any], answers: queue.SimpleQueue[str]) -> 
             return
 
 
+def _listen(lines: queue.SimpleQueue[str]) -> None:
+    """Hand the parent's lines on; end the process when the parent is gone: one kernel may take half a minute."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
 def work() -> None:
     """The life of a worker."""
-    out = sys.stdout
+    out, lines = sys.stdout, queue.SimpleQueue[str]()
+    threading.Thread(target=_listen, args=(lines,), name="listen", daemon=True).start()
     try:
         store.use(sys.argv[1])
         families = importlib.import_module("pantheon.accel.cpu.families")
         store.write(WIDTHS, json.dumps(families.tile_widths()).encode())
-        for line in sys.stdin:
+        while True:
+            line = lines.get()
             if line.strip():
                 key = tuple(json.loads(line))
                 store.write(store.name_of(key), families.compiled(key))
@@ -180,3 +189,4 @@ def work() -> None:
                 print(_READY, file=out, flush=True)
     except Exception as fault:
         print(f"{type(fault).__name__}: {fault}".replace("\n", " "), file=out, flush=True)
+        os._exit(1)  # the listener holds stdin's lock, at which an orderly end would abort

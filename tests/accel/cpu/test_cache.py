@@ -117,6 +117,31 @@ input()
         os.close(worker)
 
 
+def test_a_worker_ends_with_its_parent_in_the_middle_of_a_kernel(tmp_path: Path) -> None:
+    """One kernel may take half a minute: a stopped server leaves no compiler behind."""
+    code = """
+import threading
+from pantheon.accel.cpu import families, workers
+def never(key):
+    print("compiling", flush=True)
+    threading.Event().wait()
+families.compiled = never
+workers.work()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            assert worker.stdin is not None and worker.stdout is not None
+            worker.stdin.write('["pointwise", "add"]\n')
+            worker.stdin.flush()
+            assert worker.stdout.readline() == "compiling\n"
+            worker.stdin.close()
+            worker.wait(20)
+        finally:
+            worker.kill()
+
+
 def test_a_damaged_file_is_compiled_anew(own_store: Path) -> None:
     """A byte that changed on disk, or a file cut short, never runs."""
     kernels.prepare([ADD])
