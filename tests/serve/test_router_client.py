@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -255,8 +256,12 @@ def test_whatever_a_router_says_is_a_router_error_or_an_answer(answer: bytes) ->
         def once() -> None:
             sock, _ = server.accept()
             with sock:
-                sock.recv(65536)
                 sock.sendall(answer)
+                sock.shutdown(socket.SHUT_WR)
+                # all of the request, headers and body: what is closed unread resets the connection
+                with contextlib.suppress(OSError):
+                    while sock.recv(65536):
+                        pass
 
         thread = threading.Thread(target=once)
         thread.start()
