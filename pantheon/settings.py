@@ -148,7 +148,8 @@ def virtual_dies(value: str) -> tuple[int, ...]:
 
 def url(value: str) -> str:
     """An http or https address without query, credentials or trailing slash."""
-    if not re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@\[\]:]+)(:[0-9]{1,5})?(/[^\s?#]*)?", value):
+    found = re.fullmatch(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\[\]:]+)(?::([0-9]{1,5}))?(?:/[^\s?#]*)?", value)
+    if found is None or not 0 < int(found[1] or 1) < 1 << 16:
         raise ValueError("expects an address such as http://127.0.0.1:9000")
     return value.rstrip("/")
 

@@ -93,6 +93,7 @@ def test_values_that_flags_take(monkeypatch: pytest.MonkeyPatch, name: str, valu
         ("PN_VIRTUAL_DIES", "2xx1GiB"), ("PN_VIRTUAL_DIES", ",") , ("PN_VIRTUAL_DIES", "axb"),
         ("PANTHEON_REGISTRY_URL", "127.0.0.1:9000"), ("PANTHEON_REGISTRY_URL", "ftp://x"),
         ("PANTHEON_REGISTRY_URL", "http://user:pw@x"), ("PANTHEON_REGISTRY_URL", "http://x/?a"),
+        ("PANTHEON_REGISTRY_URL", "http://x:0"), ("PANTHEON_ENDPOINT", "http://x:65536"),
         ("PANTHEON_REGISTRY_TRANSPORT", "carrier-pigeon"), ("PANTHEON_NODE_ID", "a\nb"), ("PANTHEON_DRAIN_S", "inf"),
         ("PANTHEON_ADMIN_KEY", "a b\n"), ("QWEN35_BATCH_SLOTS", "abc"), ("QWEN35_BATCH_SLOTS", "65"),
         ("QWEN35_BATCH_SLOTS", "-1"), ("QWEN35_BS_DRIVER_SAMPLE", "2"), ("QWEN35_BS_PREFILL_BATCH", "x"),
