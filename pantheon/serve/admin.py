@@ -57,7 +57,7 @@ def load_fields(app: App, fields: Fields, confine: bool = True) -> ModelSpec:
     name = _name(fields, default_name(path))
     dies = _dies(fields)
     app.registry.dies.check(dies or ())
-    return ModelSpec(path, name, dies=dies, ctx=fields.integer("ctx", 1, 1 << 40, None))
+    return ModelSpec(path, name, dies=dies, ctx=fields.integer("ctx", 2, 1 << 40, None))
 
 
 def post_unload(app: App, request: Request, responder: Responder) -> None:

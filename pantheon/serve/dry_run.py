@@ -69,7 +69,12 @@ def get_plan(app: App, request: Request, responder: Responder) -> None:
     body: dict[str, Any] = {"path": model if known is None else known}
     for name, text in query.items():
         body[name] = _number_or_text(name, text)
-    spec = admin.load_fields(app, Fields(body), confine=known is None)
+    try:
+        spec = admin.load_fields(app, Fields(body), confine=known is None)
+    except PantheonError as fault:
+        if fault.param == "path":  # here it is called by the name of the query's key
+            fault.param, fault.message = "model", fault.message.replace("path:", "model:", 1)
+        raise
     plan = plan_spec(app.registry, spec, app.load_options, memory_now(app.load_options))
     refusal = None if plan.decision.fits else load_refusal(plan)
     message = {} if refusal is None else {"reason": refusal.message, "code": refusal.code}
