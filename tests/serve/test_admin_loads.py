@@ -15,7 +15,6 @@ import pytest
 from pantheon import seams
 from pantheon.accel.die import virtual_dies
 from pantheon.accel.die_manager import DieManager
-from pantheon.engine.load import load_model
 from pantheon.mem.mem_state import HostState, MemState
 from pantheon.serve import dry_run
 from pantheon.serve.context import App
@@ -31,10 +30,7 @@ LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    """Compile what a load needs, for which no client would wait on a cold machine."""
-    load_model(TINY, ctx=32, threads=1).close()
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture

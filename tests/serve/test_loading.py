@@ -27,6 +27,7 @@ from tests.golden_data import model_path
 from tests.mem.fake_host import FakeHost
 
 PATIENCE_S = 20.0
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture
