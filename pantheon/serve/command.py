@@ -108,11 +108,10 @@ def _watching(app: App) -> Iterator[None]:
         _log.warning("memory is not watched: loads and turns are admitted unseen %s", log.fields(why=fault.message))
         yield
         return
-    end = feed_dies(watch, app.dies)
+    feed_dies(watch, app.dies)
     try:
         yield
     finally:
-        end()
         watch.stop()
 
 
