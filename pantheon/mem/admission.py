@@ -13,8 +13,6 @@ from enum import Enum
 from pantheon.mem.costs import REPLY_TOKENS, LoadCosts, TurnCosts
 from pantheon.mem.mem_state import DieState, HostState, Level, MemState
 
-#: PN_ADMIT_DIE_SCRATCH_BYTES: what a share of a model needs beside weights and KV on a CUDA die [M197]
-DIE_SCRATCH_BYTES = 3 << 29
 #: prompts cut to less than this are not worth an answer
 MIN_WINDOW = 16
 TOO_LONG = "context_length_exceeded"

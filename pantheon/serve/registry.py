@@ -227,7 +227,7 @@ class Registry:
     def _wait_s(self, entry: Entry) -> int:
         """Seconds until the running generation should be over, from those before it [X08]."""
         left = entry.service_s - (self._clock.monotonic() - entry.began_at)
-        return int(min(60, max(1, round(left))))
+        return _retry_s(left)
 
     def _candidates(self, name: str | None, strict: bool) -> list[Entry]:
         ready = [entry for entry in self._used() if entry.ready]
@@ -254,7 +254,7 @@ class Registry:
         return Unavailable(
             f"the model {entry.name!r} is loading ({entry.stage}, {entry.progress:.0%}); retry shortly",
             code="model_loading",
-            retry_after=int(min(60, max(1, round(left)))),
+            retry_after=_retry_s(left),
         )
 
     # ---- unloading ----------------------------------------------------------------------------------------------
@@ -410,6 +410,11 @@ def _where(dies: Sequence[int]) -> str:
 
 def _nothing() -> None:
     """The on_change of a registry that nobody watches."""
+
+
+def _retry_s(left: float) -> int:
+    """Seconds until a retry makes sense, for Retry-After [X08]."""
+    return int(min(60, max(1, round(left))))
 
 
 def _conflict(message: str, code: str, **extra: Any) -> PantheonError:

@@ -41,17 +41,6 @@ def tile_zero(tyctx, n):  # type: ignore[no-untyped-def]
     return types.UniTuple(f32x16, count)(n), lambda ctx, b, sig, a: pack_ir(b, [const(0.0)] * count)
 
 
-@intrinsic(prefer_literal=True)
-def tile_load(tyctx, n, addr, stride):  # type: ignore[no-untyped-def]
-    """Column c from the 16 floats at addr + c * stride."""
-    count = n.literal_value
-
-    def codegen(ctx: Any, b: Any, sig: Any, a: Any) -> Any:
-        return pack_ir(b, [load(b, _column(b, a[1], a[2], c), V_F32) for c in range(count)])
-
-    return types.UniTuple(f32x16, count)(n, _i64, _i64), codegen
-
-
 @intrinsic
 def tile_fma(tyctx, acc, v, addr, stride):  # type: ignore[no-untyped-def]
     """acc[c] + v * (the float at addr + c * stride)."""
