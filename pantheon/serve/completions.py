@@ -169,7 +169,7 @@ class _Answers:
         with StreamHead(responder, self._turn.headers, None, app.early_head_s) as head:
             for index, job in enumerate(self._jobs):
                 begin = [self._chunk(index, echo)] if (echo := self._echo(index)) else []
-                run = self._turn.run(job, head.guard(self._turn.cancelled), head.on_prefill)
+                run = self._turn.run(job, head)
                 waiting: list[Logprob] = []
                 form = self._form(index)
                 for step in run:

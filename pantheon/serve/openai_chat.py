@@ -70,7 +70,7 @@ def _stream(
             if index:
                 for event in (*tail, envelope.wrap([reply.role_choice(index)])):
                     head.open().send(event)
-            run = mine.run(job.choice(index), head.guard(mine.cancelled), head.on_prefill)
+            run = mine.run(job.choice(index), head)
             rest = _stream_steps(run, index, envelope, head)
             results.append(mine.note(run))
             tail = [envelope.wrap([reply.finish_choice(index, results[-1], rest)], **reply.extras(results))]

@@ -5,7 +5,7 @@ Shared by the chat and the completions API.  Must not know the shape of a reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from pantheon.serve.context import App
 from pantheon.serve.generation import Generation, Job, Result
 from pantheon.serve.registry import Entry
 from pantheon.serve.routes import Responder
+from pantheon.serve.stream_head import StreamHead
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
@@ -63,19 +64,18 @@ class Turn:
             return PantheonError(f"the request ran into its limit of {limit:g} s", status=504, code="request_timeout")
         return fault
 
-    def run(
-        self,
-        job: Job,
-        cancelled: Callable[[], bool] | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Generation:
-        """A generation on this turn's model, from what an earlier one left warm; the one before it is over."""
+    def run(self, job: Job, head: StreamHead | None = None) -> Generation:
+        """A generation on this turn's model, from what an earlier one left warm; the one before it is over.
+
+        head: of a streamed answer, told how far the prompt is read.
+        """
         self.close()
         self._settle()
         self._warm = self.entry.seat(job.prompt_ids, self._session, self._prefix)
         self._admit(job)
         return Generation(
-            self.model, self.state, job, cancelled=cancelled or self.cancelled, on_prefill=on_prefill,
+            self.model, self.state, job, cancelled=head.guard(self.cancelled) if head else self.cancelled,
+            on_prefill=head.on_prefill if head else None,
             loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
         )  # fmt: skip
 
