@@ -84,9 +84,11 @@ class Message:
         if step.logprob is not None:
             self.logprobs.append(step.logprob)
         for delta in step.deltas:
-            if delta.channel == "call":
+            if delta.channel == "call" and delta.name:
                 function = {"name": delta.name, "arguments": delta.text}
                 self.calls.append({"id": delta.call_id, "type": "function", "function": function})
+            elif delta.channel == "call":
+                self.calls[-1]["function"]["arguments"] += delta.text
             else:
                 (self.content if delta.channel == "content" else self.reasoning).append(delta.text)
 
@@ -157,9 +159,11 @@ def _delta_parts(delta: Delta) -> Iterator[dict[str, Any]]:
         yield {"reasoning_content": delta.text}
     else:
         # id, type and name come once, with empty arguments; then only pieces of arguments [B17]
-        function = {"name": delta.name, "arguments": ""}
-        yield {"tool_calls": [{"index": delta.index, "id": delta.call_id, "type": "function", "function": function}]}
-        yield {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+        if delta.name:
+            call = {"id": delta.call_id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+            yield {"tool_calls": [{"index": delta.index, **call}]}
+        if delta.text:
+            yield {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
 
 
 def _chunk(

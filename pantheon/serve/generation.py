@@ -63,8 +63,11 @@ class Job:
 
 @dataclass(slots=True)
 class Delta:
-    """A piece of an answer.  channel "call": one whole tool call, numbered from 0 by `index`; `text` is its arguments
-    (JSON)."""
+    """A piece of an answer.
+
+    Channel "call": a call begins with a piece that has a `name` (and `call_id`), and goes on with nameless pieces of
+    the same `index`, from 0.  `text` is a piece of its arguments, which joined are JSON unless the answer was cut.
+    """
 
     channel: Literal["reasoning", "content", "call"]
     text: str
