@@ -78,25 +78,30 @@ class Delta:
 
 @dataclass(frozen=True)
 class Logprob:
-    """What the model thought of one token: its bytes, its log-probability, the likeliest alternatives."""
+    """What the model thought of one token: its bytes, its log-probability, the likeliest alternatives,
+    and the ids of all these."""
 
     token: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
+    id: int = -1
+    top_ids: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
-    """What one token brought: deltas (none while text is held back) and its log-probability when asked for."""
+    """What one token brought: deltas (none while text is held back), its log-probability when asked for, and its id,
+    None for one that ends the answer."""
 
     deltas: list[Delta]
     logprob: Logprob | None = None
+    token: int | None = None
 
 
 @dataclass(frozen=True)
 class Result:
     """How an answer ended [M054].  `completion_tokens` counts tokens whose text was delivered or consumed (by a stop
     string, a marker or a tool call); the end-of-generation token is none of them [M046].  `cached_tokens` of the prompt
-    were not run again.  Times in ms."""
+    were not run again; `stop_word` is the stop string that was hit.  Times in ms."""
 
     finish_reason: Literal["stop", "length", "tool_calls"]
     prompt_tokens: int
@@ -107,6 +112,7 @@ class Result:
     dropped_tokens: int = 0
     looped: bool = False
     cached_tokens: int = 0
+    stop_word: str | None = None
 
     @property
     def timings(self) -> dict[str, float]:
@@ -294,7 +300,7 @@ class Generation:
         if last:
             events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
         deltas = [delta for event in events for delta in self._deltas(event)]
-        return Step(deltas, None if token.is_eog else self._logprob(token))
+        return Step(deltas) if token.is_eog else Step(deltas, self._logprob(token), token.id)
 
     def _text(self, token: int) -> str:
         """What a token adds to the text: a marker that is a control token must be seen by the emitter."""
@@ -340,13 +346,15 @@ class Generation:
             dropped_tokens=self._job.dropped_tokens,
             looped=self._looped,
             cached_tokens=self._warm.reused,
+            stop_word=self._emitter.stopped,
         )
 
     def _logprob(self, token: Token) -> Logprob | None:
         if token.logprob is None:
             return None
         top = tuple((self._bytes(other), value) for other, value in token.top)
-        return Logprob(self._bytes(token.id), token.logprob, top)
+        ids = tuple(other for other, _ in token.top)
+        return Logprob(self._bytes(token.id), token.logprob, top, token.id, ids)
 
     def _bytes(self, token: int) -> bytes:
         # a model may have more rows than its tokenizer has texts
