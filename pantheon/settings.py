@@ -174,6 +174,7 @@ _BATCH = "the batch scheduler"
 
 _TABLE = (
     Setting("PN_KERNEL_CACHE", _text, "", "folder", "where compiled kernels are kept (default: ~/.cache/pantheon)"),
+    Setting("PN_LOG_FORMAT", choice("text", "json"), "text", "text or json", "log lines of a server"),
     Setting("PN_CHAT_CHATML_THINK", switch, 0, "0 or 1", "open each ChatML answer with <think>"),
     # dies
     Setting("PN_VIRTUAL_DIES", virtual_dies, None, "COUNTxSIZE", "CPU-backed dies with a byte budget each"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 
@@ -73,3 +74,56 @@ def test_a_value_can_not_break_the_line_or_the_pairing(value: object, word: str)
 
 def test_fields_keep_their_order_and_leave_none_out() -> None:
     assert log.fields(b=1, a=None, c="x") == "b=1 c=x"
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_json_line_has_the_fields_as_keys(quiet_again: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup(form="json")
+    log.logger("serve").info("listening %s", log.fields(url="http://x", level=3, none=None))
+    log.logger("http").info("%s %s", "GET", "/", extra=log.structured("request", id="r", none=None, tokens=[1]))
+    log.logger("serve").info("for people", extra=log.TEXT_ONLY)
+    log.logger("http").warning("100%% of %s", "it")
+    one, two, three = map(json.loads, capsys.readouterr().err.splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("time"))
+    assert one == {"level": "info", "area": "serve", "event": "listening", "url": "http://x", "level_": 3}
+    assert (two["event"], two["id"], two["tokens"]) == ("request", "r", [1]) and "none" not in two
+    assert three["event"] == "100% of it"
+
+
+def test_a_traceback_is_one_json_line(quiet_again: None, capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup(form="json")
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        log.logger("engine").exception("a bug of ours %s", log.fields(id=1))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["traceback"].endswith("RuntimeError: broken")
+
+
+# ---- a reader that sleeps -------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_that_nobody_reads_stops_no_writer_and_the_loss_is_counted_and_told() -> None:
+    mine, theirs = os.pipe()
+    writer = log.LineWriter(theirs, 200_000, notice=lambda lost: f"lost {lost}")
+    line = "x" * 999
+    try:
+        for _ in range(600):
+            # more than the pipe and the queue hold: this would never return
+            writer.write(line)
+        assert 100 < writer.dropped < 600
+        assert not writer.drain(0.01)
+        got = b""
+        while b"lost" not in got:
+            got += os.read(mine, 1 << 16)
+        assert got.count(b"x" * 999 + b"\n") == 600 - writer.dropped
+        assert got.endswith(b"lost %d\n" % writer.dropped)
+        writer.write("after")
+        assert writer.drain(10) and os.read(mine, 1 << 16) == b"after\n"
+    finally:
+        os.close(mine)
+    writer.write("nobody is there any more")
+    assert writer.drain(10)
+    os.close(theirs)
