@@ -137,7 +137,7 @@ def step_choices(index: int, deltas: Iterable[Delta], logprobs: Sequence[Logprob
 
 
 class TextChunks:
-    """The chunks of one answer that hold a piece of text and nothing else, as JSON: most of a stream."""
+    """The chunks of one answer that hold a piece of text and nothing else, framed: most of a stream."""
 
     def __init__(self, envelope: Envelope, index: int) -> None:
         def form(key: str) -> Form:
@@ -145,11 +145,12 @@ class TextChunks:
 
         self._content, self._reasoning = form("content"), form("reasoning_content")
 
-    def json(self, deltas: Sequence[Delta]) -> bytes | None:
+    def frame(self, deltas: Sequence[Delta]) -> bytes | None:
         """The chunk of a step that brought one piece of text; None for any other."""
         if len(deltas) != 1 or (delta := deltas[0]).channel == "call":
             return None
-        return (self._content if delta.channel == "content" else self._reasoning).fill(delta.text)
+        form = self._content if delta.channel == "content" else self._reasoning
+        return b"data: " + form.fill(delta.text) + b"\n\n"
 
 
 def _delta_parts(delta: Delta) -> Iterator[dict[str, Any]]:

@@ -109,6 +109,7 @@ class _Exchange:
         self._head = head
         self._responder.http_version = head.http_version
         self._responder.head_only = head.method == "HEAD"
+        self._responder.voice = self._site.router.voice(head.path)
         self._responder.headers |= self._site.access.answer_headers(head.path, head.headers)
         self._site.access.check(head.method, head.path, head.host, head.headers, self._connection.client)
         if head.method != "OPTIONS":

@@ -19,6 +19,7 @@ from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.http_connection import Connection
 from pantheon.serve.http_json import dump_json
 from pantheon.serve.sse import Pulse, SseStream
+from pantheon.serve.voice import OPENAI, Voice
 
 JSON_TYPE = "application/json"
 SSE_FIELDS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -61,7 +62,8 @@ class Responder:
     """Answers one request, once.
 
     `headers` go on whatever the answer will be (CORS, X-Request-Id).  A handler sets `will_stream` when the answer
-    will be an event stream, so that a head that must go out early is that of a stream.
+    will be an event stream, so that a head that must go out early is that of a stream.  `voice` is the form of its
+    errors and of the end of its stream; a stream keeps the one that it began with.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Responder:
         self.http_version = (1, 1)
         self.head_only = False
         self.will_stream = False
+        self.voice: Voice = OPENAI
         self.delivered = True
         self.status: int | None = None
         #: the words of the error that was answered, for the log; the error itself would close a circle through its
@@ -121,7 +124,7 @@ class Responder:
             if not self._connection.write(self._head):
                 raise Cancelled("the client is gone")
         self._state = _STREAM
-        self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
+        self._stream = self._new_stream()
         self._pulse.add(self._stream)
         return self._stream
 
@@ -155,11 +158,12 @@ class Responder:
         """Answer with an error in the form that the state of the answer still allows."""
         self.why = fault.message
         if self._state == _EARLY and self.will_stream:
-            self._stream = SseStream(self._connection, chunked=self._chunked, clock=self._clock)
+            self._stream = self._new_stream()
         if self._stream is not None:
             self._stream.error(fault)
         elif self._state != _SENT:
-            self.send_json(fault.status, fault.body(), error_headers(fault))
+            headers = error_headers(fault)
+            self.send_json(fault.status, self.voice.error_body(fault), headers)
 
     def finish(self) -> None:
         """Called when the handler is done: ends a stream it left open.  Raises RuntimeError when it never answered."""
@@ -173,6 +177,9 @@ class Responder:
         if self._stream is not None:
             self._pulse.remove(self._stream)
             self.delivered = self._stream.delivered
+
+    def _new_stream(self) -> SseStream:
+        return SseStream(self._connection, chunked=self._chunked, clock=self._clock, voice=self.voice)
 
     def _begin(self, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> None:
         """Settle status 200 and the framing of an answer whose length is not known."""

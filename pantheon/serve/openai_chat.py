@@ -1,97 +1,98 @@
-"""POST /v1/chat/completions: body -> ChatRequest -> turn -> generation -> reply, whole or streamed [M024, B16]."""
+"""POST /v1/chat/completions: the chat API over the one way of an answer [M024, B16]."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pantheon.errors import Unavailable
 from pantheon.serve import chat_reply as reply
+from pantheon.serve.answer import Frames, answer
 from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
-from pantheon.serve.generation import Generation, Job, Logprob, Result, prepare_chat
+from pantheon.serve.generation import Logprob, Result, Step
 from pantheon.serve.http_request import Request
-from pantheon.serve.placement import marks_of_chat
-from pantheon.serve.routes import Responder, SseStream
-from pantheon.serve.stream_head import StreamHead
-from pantheon.serve.turn import Turn, elsewhere, turn
+from pantheon.serve.routes import Responder
+from pantheon.serve.voice import OPENAI, frame
 
 
 def post_chat(app: App, request: Request, responder: Responder) -> None:
-    """Answer one chat.  Raises PantheonError; before the first byte it becomes a JSON error, after it an event.
-
-    The end of the answer goes out after the turn is given back: a client that has read it may ask again at once.
-    """
+    """Answer one chat; errors and the end of the answer as `answer` says."""
     chat = parse_chat_request(request.json(), dict(request.headers))
-    responder.will_stream = chat.stream
-    prefix = marks_of_chat(chat.messages, chat.tools, chat.template_kwargs)
-    try:
-        with turn(app, chat.model, responder, chat.session_id, prefix) as mine:
-            job = prepare_chat(mine.model, chat, mine.fit)
-            mine.capped = job.dropped_tokens > 0
-            if chat.stream:
-                stream, tail = _stream(app, mine, chat, job, responder)
-            else:
-                body = _whole(mine, chat, job)
-    except Unavailable as fault:
-        if chat.stream or not elsewhere(app, chat.model, fault):
-            raise
-        return post_chat(app, request, responder)
-    if chat.stream:
-        for event in tail:
-            stream.send(event)
-        stream.done()
-    else:
-        responder.send_json(200, body, mine.headers)
+    kind = ChatStream if chat.stream else ChatWhole
+    answer(app, chat, responder, lambda mine, job: kind(chat, mine.entry.name))
 
 
-def _whole(mine: Turn, chat: ChatRequest, job: Job) -> dict[str, Any]:
-    choices, results = [], []
-    for index in range(chat.n):
-        message = reply.Message()
-        run = mine.run(job.choice(index))
-        for step in run:
-            message.add(step)
-        results.append(mine.note(run))
-        choices.append(reply.choice(index, message, results[-1], chat.params.top_logprobs is not None))
-    envelope = reply.Envelope("chat.completion", mine.entry.name)
-    return envelope.wrap(choices, usage=reply.usage(results), **reply.extras(results))
+class ChatWhole:
+    """A plain answer: one object with all choices."""
+
+    voice = OPENAI
+
+    def __init__(self, chat: ChatRequest, model: str) -> None:
+        self._envelope = reply.Envelope("chat.completion", model)
+        self._with_logprobs = chat.params.top_logprobs is not None
+        self._message = reply.Message()
+        self._choices: list[dict[str, Any]] = []
+        self._results: list[Result] = []
+
+    def begin(self, index: int) -> Sequence[bytes]:
+        self._message = reply.Message()
+        return ()
+
+    def step(self, step: Step) -> Frames:
+        self._message.add(step)
+        return ()
+
+    def end(self, result: Result) -> Frames:
+        self._choices.append(reply.choice(len(self._choices), self._message, result, self._with_logprobs))
+        self._results.append(result)
+        return ()
+
+    def close(self) -> Frames:
+        return ()
+
+    def body(self) -> dict[str, Any]:
+        return self._envelope.wrap(self._choices, usage=reply.usage(self._results), **reply.extras(self._results))
 
 
-def _stream(
-    app: App, mine: Turn, chat: ChatRequest, job: Job, responder: Responder
-) -> tuple[SseStream, list[dict[str, Any]]]:
-    """Stream every choice; the events that end the last one are left to the caller."""
-    envelope = reply.Envelope("chat.completion.chunk", mine.entry.name)
-    first = envelope.wrap([reply.role_choice(0)])
-    results: list[Result] = []
-    tail: list[dict[str, Any]] = []
-    with StreamHead(responder, mine.headers, first, app.early_head_s) as head:
-        for index in range(chat.n):
-            if index:
-                for event in (*tail, envelope.wrap([reply.role_choice(index)])):
-                    head.open().send(event)
-            run = mine.run(job.choice(index), head)
-            rest = _stream_steps(run, index, envelope, head)
-            results.append(mine.note(run))
-            tail = [envelope.wrap([reply.finish_choice(index, results[-1], rest)], **reply.extras(results))]
-        if chat.include_usage:
-            tail.append(envelope.wrap([], usage=reply.usage(results)))
-        return head.open(), tail
+class ChatStream:
+    """A streamed answer: chunks, the log-probabilities of a token with the text that it belongs to."""
 
+    voice = OPENAI
 
-def _stream_steps(run: Generation, index: int, envelope: reply.Envelope, head: StreamHead) -> list[Logprob]:
-    """Send what each token brings; log-probabilities wait for the text they belong to, and the rest is returned."""
-    waiting: list[Logprob] = []
-    texts = reply.TextChunks(envelope, index)
-    for step in run:
-        stream = head.open()
+    def __init__(self, chat: ChatRequest, model: str) -> None:
+        self._envelope = reply.Envelope("chat.completion.chunk", model)
+        self._include_usage = chat.include_usage
+        self._index = 0
+        self._texts = reply.TextChunks(self._envelope, 0)
+        self._waiting: list[Logprob] = []
+        self._results: list[Result] = []
+
+    def begin(self, index: int) -> Sequence[bytes]:
+        if index:
+            self._index, self._texts, self._waiting = index, reply.TextChunks(self._envelope, index), []
+        return (self._frame(reply.role_choice(index)),)
+
+    def step(self, step: Step) -> Frames:
         if step.logprob is not None:
-            waiting.append(step.logprob)
-        elif not waiting and (data := texts.json(step.deltas)) is not None:
-            stream.send_json(data)
-            continue
-        for choice in reply.step_choices(index, step.deltas, waiting):
-            stream.send(envelope.wrap([choice]))
-        if step.deltas:
-            waiting = []
-    return waiting
+            self._waiting.append(step.logprob)
+        elif not self._waiting and (data := self._texts.frame(step.deltas)) is not None:
+            return (data,)
+        frames = [self._frame(choice) for choice in reply.step_choices(self._index, step.deltas, self._waiting)]
+        if frames:
+            self._waiting = []
+        return frames
+
+    def end(self, result: Result) -> Frames:
+        self._results.append(result)
+        choice = reply.finish_choice(self._index, result, self._waiting)
+        return (self._frame(choice, **reply.extras(self._results)),)
+
+    def close(self) -> Frames:
+        usage = reply.usage(self._results)
+        return (frame(self._envelope.wrap([], usage=usage)),) if self._include_usage else ()
+
+    def body(self) -> Any:
+        raise AssertionError("a streamed answer has no body")
+
+    def _frame(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return frame(self._envelope.wrap([choice], **more))

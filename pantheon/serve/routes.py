@@ -14,14 +14,16 @@ What the rest of `serve/` codes against:
     responder.send_bytes(status, content_type, data, headers={})
     responder.begin_sse(headers={}) -> SseStream         # 200 text/event-stream, head goes out at once
     responder.client_gone() -> bool                      # cheap; call once per decode step and prefill chunk
+    responder.voice = VOICE                              # how errors and the end of a stream look, where not OpenAI's
     responder.stopping() -> bool                         # the server is shutting down
     responder.should_stop() -> bool                      # either of the two: the `cancelled` callback of generate()
     stream.send(obj) .comment(text) .error(exc) .done()  # send raises Cancelled when the client is gone
 
 Rules for handlers
 - Raise a PantheonError for every refusal.  Before the first byte it becomes its status with the OpenAI error body (429
-  and 503 with Retry-After); after begin_sse() it becomes `data: {"error": …}`, `data: [DONE]` and a clean end.  Any
-  other exception is a 500 without a trace of the traceback, which goes to the log.
+  and 503 with Retry-After); after begin_sse() it becomes `data: {"error": …}`, `data: [DONE]` and a clean end.  Paths
+  with a voice of their own (`speak`) have their own words for both, from the moment that the path is known.  Any other
+  exception is a 500 without a trace of the traceback, which goes to the log.
 - Let `Cancelled` pass: it is logged as cancelled when the client is gone, and answered 503 `shutting_down` (or an error
   event with that code) when it was the server that stopped.
 - A handler that will stream sets `responder.will_stream = True` or calls begin_sse() before the first client_gone() or
@@ -48,6 +50,7 @@ from pantheon.serve.http_errors import HttpError, shutting_down
 from pantheon.serve.http_request import Headers, Request
 from pantheon.serve.http_responder import Responder
 from pantheon.serve.sse import SseStream
+from pantheon.serve.voice import OPENAI, Voice
 
 __all__ = [
     "Handler",
@@ -71,6 +74,7 @@ class Router:
     def __init__(self) -> None:
         self._exact: dict[tuple[str, str], Handler] = {}
         self._prefixes: dict[tuple[str, str], Handler] = {}
+        self._voices: dict[str, Voice] = {}
         self.add("GET", "/", _root)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
@@ -82,6 +86,14 @@ class Router:
         if (method, path) in table:
             raise ValueError(f"{method} {path} has a handler already")
         table[method, path] = handler
+
+    def speak(self, ending: str, voice: Voice) -> None:
+        """Answers on paths that end so are given in this voice, those of requests that no handler sees as well."""
+        self._voices[ending] = voice
+
+    def voice(self, path: str) -> Voice:
+        """The voice of a path, known or not."""
+        return next((voice for ending, voice in self._voices.items() if path.endswith(ending)), OPENAI)
 
     def find(self, method: str, path: str) -> tuple[Handler, str]:
         """(handler, tail).  Raises HttpError: 404 for an unknown path, 405 with `Allow` for a known one."""

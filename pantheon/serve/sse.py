@@ -1,6 +1,6 @@
 """Server-sent events: one write per event, comments while silent, one clean end [B19, M034, M037, X11, X34].
 
-An event is `data: ` and one line of JSON; there is never an `event:` or `id:` field, which some clients choke on.
+An event is `data: ` and one line of JSON; APIs whose clients want an `event:` line make their own frames (voice.py).
 `Pulse` is the one thread that keeps silent streams alive.  Must not know what is in the events.
 """
 
@@ -14,10 +14,9 @@ from typing import Any
 from pantheon.errors import Cancelled, PantheonError
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.http_connection import Connection
-from pantheon.serve.http_json import dump_json
+from pantheon.serve.voice import OPENAI, Voice, frame
 
 HEARTBEAT_S = 10.0
-_DONE = b"data: [DONE]\n\n"
 
 
 class SseStream:
@@ -27,11 +26,13 @@ class SseStream:
     block.
     """
 
-    def __init__(self, connection: Connection, *, chunked: bool, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, connection: Connection, *, chunked: bool, clock: Clock = SYSTEM_CLOCK, voice: Voice = OPENAI
+    ) -> None:
         self.heartbeat: str | Callable[[], str] = "keep-alive"
         self._connection = connection
         self._chunked = chunked
-        self._clock = clock
+        self._clock, self._voice = clock, voice
         self._last = clock.monotonic()
         self._closed = False
         self.delivered = False  # whether the end has been handed to the socket
@@ -43,23 +44,28 @@ class SseStream:
 
     def send(self, event: Any) -> None:
         """One event, `data: {compact JSON}`.  Raises Cancelled when the client is gone or stalled."""
-        self._write(b"data: " + dump_json(event) + b"\n\n")
+        self._write(frame(event))
 
     def send_json(self, data: bytes) -> None:
         """One event that is JSON already, compact and in one line.  Raises Cancelled as `send` does."""
         self._write(b"data: " + data + b"\n\n")
+
+    def send_frame(self, data: bytes) -> None:
+        """One event, framed already.  Raises Cancelled as `send` does."""
+        self._write(data)
 
     def comment(self, text: str) -> None:
         """One comment line, which clients ignore.  Raises Cancelled when the client is gone."""
         self._write(_comment(text))
 
     def error(self, fault: PantheonError) -> None:
-        """The stream's error event, `[DONE]` and the end.  Does nothing once the stream is closed."""
-        self._finish(b"data: " + dump_json(fault.body()) + b"\n\n" + _DONE)
+        """The stream's error event and the end.  Does nothing once the stream is closed."""
+        if not self._closed:
+            self._finish(self._voice.error_frames(fault))
 
-    def done(self) -> None:
-        """`data: [DONE]` and the end.  Does nothing once the stream is closed."""
-        self._finish(_DONE)
+    def done(self, last: bytes = b"") -> None:
+        """The last events, framed already, and the end.  Does nothing once the stream is closed."""
+        self._finish(last + self._voice.end)
 
     def keep_alive(self, now: float) -> float:
         """Send a comment without waiting when silent for 10 s; returns when to ask again."""
@@ -94,7 +100,8 @@ class SseStream:
         if self._closed:
             return
         self._closed = True
-        self.delivered = self._connection.write(self._frame(data) + (b"0\r\n\r\n" if self._chunked else b""), last=True)
+        out = self._frame(data) if data else b""
+        self.delivered = self._connection.write(out + (b"0\r\n\r\n" if self._chunked else b""), last=True)
 
     def _frame(self, data: bytes) -> bytes:
         return b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
