@@ -1,31 +1,38 @@
 """When the head of an event stream goes out.
 
 With the first token, so that a failure before it is still a plain JSON error [B23b]; but at once for a prompt of more
-than one chunk, and after half a second of silence, since clients give up on a server that says nothing [B19].
+than one chunk, and after half a second of silence, since clients give up on a server that says nothing [B19].  Who
+waits in a queue is told where in it, at each change and every five seconds [X11].
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
 
 from pantheon.engine.generate import PREFILL_CHUNK
 from pantheon.errors import Cancelled
 from pantheon.serve.routes import Responder, SseStream
 
+#: between two comments on a wait in the queue, when its position stays the same
+QUEUE_S = 5.0
+
 
 class StreamHead:
     """Opens the stream of one answer, once; used as a context manager around the generation."""
 
-    def __init__(self, responder: Responder, headers: dict[str, str], first_event: Any, after_s: float) -> None:
-        """`first_event` follows the head; None for none."""
+    def __init__(self, responder: Responder, headers: dict[str, str], first: Sequence[bytes] | None, after_s: float) -> None:
+        """`first`: events that follow the head, framed already."""
         responder.will_stream = True
-        self._responder, self._headers, self._first = responder, headers, first_event
+        self._responder, self._headers, self._first = responder, headers, first
         #: guards _stream and the responder's change to a stream; held across the head, which an empty socket takes
         self._lock = threading.Lock()
         self._stream: SseStream | None = None
+        self._after_s, self._since_s = after_s, time.monotonic()
+        self._position, self._told_s = 0, -math.inf
         self._timer = threading.Timer(after_s, self._late)
         self._timer.daemon = True
 
@@ -44,10 +51,19 @@ class StreamHead:
         with self._lock:
             if self._stream is None:
                 stream = self._responder.begin_sse(self._headers)
-                if self._first is not None:
-                    stream.send(self._first)
+                for event in self._first or ():
+                    stream.send_frame(event)
                 self._stream = stream
             return self._stream
+
+    def on_wait(self, position: int, eta_s: float) -> None:
+        """Progress in the queue, as comments; called many times a second."""
+        now = time.monotonic()
+        if self._stream is None and now - self._since_s < self._after_s:
+            return
+        if position != self._position or now - self._told_s >= QUEUE_S:
+            self._position, self._told_s = position, now
+            self.open().comment(f"queued pos={position} eta={math.ceil(eta_s)}s")
 
     def on_prefill(self, done: int, total: int) -> None:
         """Progress of the prompt, as comments when it is long."""
