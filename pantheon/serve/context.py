@@ -10,6 +10,7 @@ from pathlib import Path
 from pantheon.accel.die_manager import DieManager
 from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
+from pantheon.serve.defaults import Defaults
 from pantheon.serve.load_jobs import LoadJobs
 from pantheon.serve.loading import LoadOptions
 from pantheon.serve.memory import MemoryKeeper
@@ -27,7 +28,8 @@ class App:
     `model_roots` confine the paths that the admin API loads; `request_timeout_s` is the wall limit of one
     generation [X34]; `loop_guard` ends uncapped answers whose last so many tokens repeat one cycle; `early_head_s` is
     how long a stream waits for its first token before its headers go out alone; `draining` is set once a router has
-    been told that this server goes: it still answers, but no longer says that it is well.
+    been told that this server goes: it still answers, but no longer says that it is well; `defaults` fill in what
+    requests leave open.
     """
 
     registry: Registry = field(default_factory=Registry)
@@ -36,6 +38,7 @@ class App:
     load_options: LoadOptions = field(default_factory=LoadOptions)
     model_roots: tuple[Path, ...] = ()
     strict_model: bool = False
+    defaults: Defaults = field(default_factory=Defaults)
     request_timeout_s: float = 3600.0
     loop_guard: int = LOOP_GUARD
     early_head_s: float = 0.5

@@ -56,17 +56,21 @@ class Specials:
     types: list[int]
     eog_ids: frozenset[int]
     hidden: frozenset[int]  # control and unknown tokens: print nothing unless asked
+    fim: dict[str, int]  # fill-in-the-middle tokens by role: pre, suf, mid, pad, rep, sep
 
 
 def classify(vocab: Vocab) -> Specials:
     """Correct the types by token text and collect the end-of-generation ids (eos, eot, eom, FIM ends, _EOG_TEXTS)."""
     types = list(vocab.types)
     eog = {vocab.special[r] for r in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if r in vocab.special}
+    fim = {}
     for role, ends, names in _FIM:
         if role in vocab.special:
+            fim[role.removeprefix("fim_")] = vocab.special[role]
             continue
         token = next((vocab.ids[t] for t in names.split(" ") if t in vocab.ids), None)
         if token is not None:
+            fim[role.removeprefix("fim_")] = token
             types[token] = CONTROL
             if ends:
                 eog.add(token)
@@ -79,7 +83,7 @@ def classify(vocab: Vocab) -> Specials:
             types[vocab.ids[text]] = USER_DEFINED
     _drop_false_ends(vocab, types, eog)
     hidden = frozenset(i for i, t in enumerate(types) if t in (CONTROL, UNKNOWN))
-    return Specials(types, frozenset(eog), hidden)
+    return Specials(types, frozenset(eog), hidden, fim)
 
 
 def _drop_false_ends(vocab: Vocab, types: list[int], eog: set[int]) -> None:

@@ -60,6 +60,8 @@ class Tokenizer:
         self.add_bos: bool = vocab.flags.get("add_bos_token", spm or pre_name in ADD_BOS) or pre_name == "gemma4"
         self.add_eos: bool = vocab.flags.get("add_eos_token", False)
         self.eog_ids: frozenset[int] = specials.eog_ids
+        #: fill-in-the-middle tokens by role (pre, suf, mid, pad, rep, sep); most vocabularies have none
+        self.fim: dict[str, int] = specials.fim
         self.control_texts: tuple[str, ...] = tuple(vocab.tokens[i] for i in sorted(specials.hidden))
         for wanted, token, name in ((self.add_bos, self.bos_id, "bos"), (self.add_eos, self.eos_id, "eos")):
             if wanted and token is None:

@@ -1,0 +1,45 @@
+"""What a request that does not say it gets: the sampling values of this server's flags.
+
+`fill` puts them into a decoded body before it is checked, so that every door treats them like fields that were sent.
+Knows field names of requests, and nothing else of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+#: a value is not filled in when one of its other names is given
+_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_OTHER_NAMES = {"n_predict": _CAPS, "repeat_penalty": ("repeat_penalty", "repetition_penalty")}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """None: the flag was not given, and the field keeps its own default.  `n_predict` is the cap of an answer."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    n_predict: int | None = None
+
+    def fill(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body with these values in the fields that it leaves open (absent or null); a body that is no object is
+        the parser's to refuse."""
+        if self == _NONE or not isinstance(body, dict):
+            return body
+        found = dict(body)
+        for item in fields(self):
+            value, names = getattr(self, item.name), _OTHER_NAMES.get(item.name, (item.name,))
+            if value is not None and all(body.get(name) is None for name in names):
+                found["max_tokens" if item.name == "n_predict" else item.name] = value
+        return found
+
+
+_NONE = Defaults()
