@@ -75,6 +75,7 @@ def post_unload(app: App, request: Request, responder: Responder) -> None:
     if fields.flag("all", False) and (slot is not None or dies is not None):
         raise fields.fault("all", "stands against slot and dies, which name one replica")
     timeout_s, force = fields.number("timeout_s", 0, 3600, 30), fields.flag("force", False)
+    wait = fields.flag("wait", True)
 
     def unload() -> list[dict[str, Any]]:
         gone = loading.unload(app.registry, name, timeout_s=timeout_s, force=force, slot=slot, dies=dies)
@@ -82,7 +83,7 @@ def post_unload(app: App, request: Request, responder: Responder) -> None:
 
     if not any(entry.name == name for entry in app.registry.all_entries()):
         unload()  # raises its 404; no attempt, so why a load of that name failed stays known
-    if fields.flag("wait", True):
+    if wait:
         with app.jobs.noting("unload", name):
             parts = unload()
         return responder.send_json(200, {"status": "unloaded", "name": name, "instances": parts})

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from pantheon.serve import admin, admin_views, completions, dry_run, health, models_api, one_model, openai_chat
+from pantheon.serve import (
+    admin,
+    admin_views,
+    completions,
+    dry_run,
+    health,
+    models_api,
+    one_model,
+    openai_chat,
+    openapi,
+    ui,
+)
 from pantheon.serve.context import App
 from pantheon.serve.routes import Router
 
@@ -29,6 +40,8 @@ def build_router(app: App) -> Router:
         ("GET", "/admin/memory", admin_views.get_memory),
         ("GET", "/admin/sched", admin_views.get_sched),
         ("GET", "/admin/plan", dry_run.get_plan),
+        ("GET", "/ui", ui.get_ui),
+        ("GET", "/openapi.json", openapi.get_openapi),
         ("GET", "/m/", one_model.get),
         ("POST", "/m/", one_model.post),
     ):

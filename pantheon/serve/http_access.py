@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pantheon.serve.http_errors import HttpError
 from pantheon.serve.http_request import Headers
 
-#: Paths that answer without an API key: what a probe asks.
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready"})
+#: Paths that answer without an API key: what a probe asks, and what is the same on every server.
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready", "/ui", "/openapi.json"})
 EXPOSED_HEADERS = "X-Request-Id, Retry-After"
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\[\]/:@]+)(?::[0-9]+)?", re.IGNORECASE)

@@ -1,0 +1,181 @@
+"""GET /openapi.json: the API as an OpenAPI 3.1 document, made of one table of routes.
+
+The table says what api.py can not: the sentence, the fields, the answers.  A test holds it against the router, both
+ways.  A new route is one row here, one line in api.py and one section in docs/reference/http-api.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from pantheon import __version__
+from pantheon.serve import openapi_answers as answers
+from pantheon.serve import openapi_tables as tables
+from pantheon.serve.context import App
+from pantheon.serve.http_json import dump_json
+from pantheon.serve.http_request import Request
+from pantheon.serve.openapi_fields import Schema, object_of
+from pantheon.serve.routes import Responder
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+_LOOK = (401, 403)
+_RUN = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
+_ADMIN = (400, 401, 403, 404, 408, 409, 413, 415, 422, 503, 507)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row.  `path` names its variables in braces; `fields` are the body's, `query` those behind the `?`.
+
+    `answers` maps a status to (media type, example), whose schema is the example's shape; `faults` are the statuses of
+    errors; `guard` is what opens it: nothing, an API key, or what admin routes ask.
+    """
+
+    method: str
+    path: str
+    summary: str
+    group: str
+    fields: tables.Fields = ()
+    query: tables.Fields = ()
+    answers: Mapping[int, tuple[str, Any]] | None = None
+    faults: tuple[int, ...] = _LOOK
+    guard: str = "key"
+
+    @property
+    def streams(self) -> bool:
+        """Whether `stream: true` asks for events."""
+        return any(field.name == "stream" for field in self.fields)
+
+
+def _get(path: str, summary: str, group: str, example: Any, **more: Any) -> Route:
+    return Route("GET", path, summary, group, answers={200: (JSON, example)}, **more)
+
+
+def _post(path: str, summary: str, group: str, fields: tables.Fields, example: Any, **more: Any) -> Route:
+    return Route("POST", path, summary, group, fields, **{"answers": {200: (JSON, example)}, "faults": _RUN, **more})
+
+
+_PROBE = {200: (JSON, {"status": "ok"}), 503: (JSON, {"status": "loading"})}
+_GENERATED = tables.MODEL + tables.STREAM + tables.LENGTH + tables.SAMPLING + tables.SESSION
+ROUTES: tuple[Route, ...] = (
+    _get("/", "The process lives", "health", {"service": "pantheon", "status": "ok"}, faults=(), guard="open"),
+    *(Route("GET", path, "Whether a chat can be answered now", "health", answers=_PROBE, faults=(403,), guard="open")
+      for path in ("/health", "/v1/health", "/ready")),
+    Route("GET", "/metrics", "Counters for Prometheus", "health", answers={200: ("text/plain", "")}),
+    Route("GET", "/ui", "A page that shows what the server does", "health", answers={200: ("text/html", "")},
+          faults=(403,), guard="open"),
+    _get("/openapi.json", "This document", "health", {"openapi": "3.1.0"}, faults=(403,), guard="open"),
+    _get("/v1/models", "The models that answer now", "models", {"object": "list", "data": [answers.MODEL]}),
+    _get("/v1/models/{id}", "One of them", "models", answers.MODEL, faults=(401, 403, 404)),
+    _post("/v1/chat/completions", "Answer a conversation", "chat", tables.CHAT + _GENERATED, answers.CHAT),
+    _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION),
+    _post("/admin/models/load", "Load a model", "admin", tables.LOAD, answers.INSTANCE | {"status": "loaded"},
+          answers={200: (JSON, answers.INSTANCE | {"status": "loaded"}), 202: (JSON, answers.UNDER_WAY)},
+          faults=_ADMIN, guard="admin"),
+    _post("/admin/models/unload", "Unload a model", "admin", tables.UNLOAD, answers.UNLOADED,
+          answers={200: (JSON, answers.UNLOADED), 202: (JSON, answers.UNDER_WAY)}, faults=_ADMIN, guard="admin"),
+    _get("/admin/models", "Every instance, and the last failures", "admin",
+         {"models": [answers.INSTANCE], "failed": {}}, guard="admin"),
+    _get("/admin/models/{id}", "State and progress of one name", "admin", answers.STATE, faults=(401, 403, 404),
+         guard="admin"),
+    _get("/admin/dies", "Dies, their budgets and what is on them", "admin", answers.DIES, guard="admin"),
+    _get("/admin/memory", "Memory, its level, and what models give up", "admin", answers.MEMORY, guard="admin"),
+    _get("/admin/sched", "Who works and who waits", "admin", answers.SCHED, guard="admin"),
+    _get("/admin/plan", "Whether a load would fit now", "admin", answers.PLAN, query=tables.PLAN, faults=_ADMIN,
+         guard="admin"),
+)  # fmt: skip
+
+
+def routes() -> Iterator[Route]:
+    """Every row, and those that `/m/{model}` repeats for one model."""
+    for route in ROUTES:
+        yield route
+        if route.path in ONE_MODEL:
+            summary = f"{route.summary}; as if this model were the only one"
+            yield replace(route, path=_ONE + route.path, summary=summary)
+
+
+_ONE = "/m/{model}"
+#: what one_model.py answers
+ONE_MODEL = frozenset({"/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions"})
+
+
+def get_openapi(app: App, request: Request, responder: Responder) -> None:
+    """The document."""
+    responder.send_bytes(200, JSON, _document_bytes())
+
+
+@lru_cache(1)
+def _document_bytes() -> bytes:
+    return dump_json(document())
+
+
+def document() -> dict[str, Any]:
+    """The API as an OpenAPI 3.1 document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes():
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Pantheon", "version": __version__, "license": {"name": "MIT", "identifier": "MIT"}},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": answers.shape(answers.ERROR)},
+            "responses": {"Error": {"description": "Refused; `param` names the field", "content": _content(
+                JSON, {"$ref": "#/components/schemas/Error"})}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "`--api-key`; also as `X-Api-Key`"},
+                "admin": {"type": "http", "scheme": "bearer", "description": "`--admin-key`; without one, this machine "
+                          "only, with an API key where there are any"},
+            },
+        },
+    }  # fmt: skip
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "operationId": f"{route.method.lower()} {route.path}",
+        "summary": route.summary,
+        "tags": [route.group],
+        # without keys the server asks for none
+        "security": [] if route.guard == "open" else [{}, {route.guard: []}],
+    }
+    if parameters := list(_parameters(route)):
+        out["parameters"] = parameters
+    if route.fields and route.path.startswith(_ONE):
+        out["requestBody"] = {"$ref": f"#/paths/{route.path.removeprefix(_ONE).replace('/', '~1')}/post/requestBody"}
+    elif route.fields:
+        out["requestBody"] = {"required": True, "content": _content(JSON, object_of(route.fields))}
+    out["responses"] = {
+        **{str(status): _answer(route, status, *what) for status, what in (route.answers or {}).items()},
+        **{str(status): {"$ref": "#/components/responses/Error"} for status in route.faults},
+    }
+    return out
+
+
+def _parameters(route: Route) -> Iterator[dict[str, Any]]:
+    for name in ("id", "model"):
+        if f"{{{name}}}" in route.path:
+            yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    for field in route.query:
+        yield {
+            "name": field.name, "in": "query", "required": field.required, "description": field.meaning,
+            "schema": field.schema,
+        }  # fmt: skip
+
+
+def _answer(route: Route, status: int, media: str, example: Any) -> dict[str, Any]:
+    schema = answers.shape(example)
+    content = _content(media, schema, answers.plain(example))
+    if route.streams:
+        content |= _content(EVENTS, {"type": "string"})
+    return {"description": route.summary, "content": content}
+
+
+def _content(media: str, schema: Schema, example: Any = None) -> dict[str, Any]:
+    return {media: {"schema": schema, **({} if example in (None, "") else {"example": example})}}
