@@ -76,8 +76,8 @@ class ReferenceRunner:
         self._tensors: dict[str, Array] = {}
         weights: list[Matrix | Vector] = [*plan.matrices(), *plan.vectors()]
         names = list(dict.fromkeys(w.tensor for w in weights))
-        factors = [spec.factors for spec in plan.ropes if spec.factors]
-        for i, name in enumerate(names + factors):
+        factors = [spec.factors_at(n_ctx) for spec in plan.ropes]
+        for i, name in enumerate(names + [name for name in factors if name]):
             if progress:
                 progress("weights", i, len(names))
             raw = source.tensor(name)
@@ -94,8 +94,8 @@ class ReferenceRunner:
         }  # fmt: skip
 
     def _table(self, spec: RopeSpec) -> tuple[Array, Array, str]:
-        factors = self._tensors[spec.factors] if spec.factors else None
-        return (*rope_table(spec, self.n_ctx, factors), spec.pairing)
+        name = spec.factors_at(self.n_ctx)
+        return (*rope_table(spec, self.n_ctx, self._tensors[name] if name else None), spec.pairing)
 
     def _matrix(self, w: Matrix) -> Array:
         return self._tensors[w.tensor][w.first_row : w.first_row + w.rows]

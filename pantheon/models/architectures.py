@@ -10,7 +10,11 @@ from pantheon.models.config import Metadata, ModelConfigError, Shapes
 from pantheon.plan.builder import Plan
 
 _MODULES = {
+    "gemma3": "pantheon.models.gemma3",
     "llama": "pantheon.models.llama",
+    "phi3": "pantheon.models.phi3",
+    "qwen2": "pantheon.models.qwen2",
+    "qwen3": "pantheon.models.qwen3",
 }
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pantheon.errors import PantheonError
-from pantheon.plan.rope import RopeSpec, Yarn, yarn_ramp
+from pantheon.plan.rope import RopeSpec, yarn_ramp
 
 #: name -> shape in numpy order, (out, in) for matrices
 Shapes = Mapping[str, tuple[int, ...]]
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 class ModelConfigError(PantheonError):
@@ -77,6 +78,19 @@ class Metadata:
             raise ModelConfigError(f"metadata key {name} is {value}, not a usable number", param=name)
         return value
 
+    def layer_flags(self, key: str, n_layer: int, default_period: int) -> tuple[bool, ...]:
+        """`<arch>.key` as one flag for each layer: a bool array, or a period of which the last layer is False."""
+        name = f"{self.arch}.{key}"
+        value = self.values.get(name, default_period)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 1 <= value <= 1 << 16:
+                raise ModelConfigError(f"metadata key {name} is {value}, no period of layers", param=name)
+            return tuple(i % value < value - 1 for i in range(n_layer))
+        flags = [] if isinstance(value, str | float | bool) else list(value)
+        if len(flags) < n_layer or not all(flag in (0, 1) for flag in flags):
+            raise ModelConfigError(f"metadata key {name} is not a flag for each of {n_layer} layers", param=name)
+        return tuple(bool(flag) for flag in flags[:n_layer])
+
     def text(self, key: str, default: str) -> str:
         """`<arch>.key` as a string."""
         return str(self._typed(f"{self.arch}.{key}", str, default))
@@ -134,8 +148,8 @@ class Config:
         )
 
 
-def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: str) -> RopeSpec:
-    """The rope table of a model: linear and YaRN scaling, and llama-3's factor tensor."""
+def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: Literal["norm", "neox"]) -> RopeSpec:
+    """The rope table of a model: linear and YaRN scaling, llama-3's factor tensor, longrope's two."""
     base = meta.number("rope.freq_base", 10000.0)
     factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 0.0))
     kind = meta.text("rope.scaling.type", "linear")
@@ -146,14 +160,21 @@ def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: str) -> R
     if kind == "yarn" and base <= 1:
         raise ModelConfigError(f"YaRN needs a rope.freq_base above 1, not {base:g}", param="rope.freq_base")
     freq_scale = 1.0 / factor if factor and kind != "none" else 1.0
-    yarn: Yarn | None = None
-    if kind == "yarn":
-        n_orig = meta.integer("rope.scaling.original_context_length", cfg.n_ctx_train, high=1 << 30)
-        yarn = yarn_ramp(cfg.n_rot, base, n_orig)
-    factors = "rope_freqs.weight" if "rope_freqs.weight" in shapes else None
-    if factors:
-        tensor_shape(shapes, factors, (cfg.n_rot // 2,))
-    attn_factor = meta.number("rope.scaling.attn_factor", 1.0)
+    n_orig = meta.integer("rope.scaling.original_context_length", cfg.n_ctx_train, high=1 << 30)
+    yarn = yarn_ramp(cfg.n_rot, base, n_orig) if kind == "yarn" else None
+    short, long = _factor_tensors(shapes, cfg.n_rot)
     return RopeSpec(
-        cfg.n_rot, base, "norm" if pairing == "norm" else "neox", freq_scale, attn_factor, factors, yarn
+        cfg.n_rot, base, pairing, freq_scale, meta.number("rope.scaling.attn_factor", 1.0), short, yarn,
+        long, n_orig if long else 0,
     )  # fmt: skip
+
+
+def _factor_tensors(shapes: Shapes, n_rot: int) -> tuple[str | None, str | None]:
+    """(the tensor of rope divisors, the one for long contexts): llama-3's one, or longrope's two."""
+    names = ("rope_freqs.weight", None) if "rope_freqs.weight" in shapes else (_SHORT, _LONG)
+    if not any(name in shapes for name in names if name):
+        return None, None
+    for name in names:
+        if name is not None:
+            tensor_shape(shapes, name, (n_rot // 2,))
+    return names

@@ -72,6 +72,13 @@ class Decoder:
             self.build.add(MatMul(weight, self.normed, out, bias))
             first += out.width
 
+    def norm_heads(self, at: str) -> None:
+        """Norm q and k, each head on its own, before they are rotated."""
+        cfg = self.cfg
+        for name, x, heads in (("q", self.q, cfg.n_head), ("k", self.k, cfg.n_kv)):
+            weight = self.weights.vector(f"{at}.attn_{name}_norm.weight", cfg.head_dim)
+            self.build.add(RmsNorm(x, weight, x, cfg.eps, heads))
+
     def attend(self, layer: int, table: int, *, window: int = 0, scale: float | None = None) -> None:
         """Rotate q and k, store k and v, attend: `heads` holds the concatenated heads."""
         cfg = self.cfg

@@ -29,7 +29,8 @@ class Yarn:
 class RopeSpec:
     """One rope table.  `pairing`: "norm" rotates (x[2i], x[2i+1]), "neox" rotates (x[i], x[i + n_rot/2]).
 
-    `factors` names a tensor of n_rot/2 divisors; `attn_factor` multiplies both cos and sin.
+    `factors` names a tensor of n_rot/2 divisors; `attn_factor` multiplies both cos and sin.  A longrope model has
+    `long_factors` as well: they hold for the whole of a context of more than `n_ctx_short` positions (ARCH.md §3).
     """
 
     n_rot: int
@@ -39,6 +40,12 @@ class RopeSpec:
     attn_factor: float = 1.0
     factors: str | None = None
     yarn: Yarn | None = None
+    long_factors: str | None = None
+    n_ctx_short: int = 0
+
+    def factors_at(self, n_ctx: int) -> str | None:
+        """The tensor of divisors for a configured context; it never changes within a conversation."""
+        return self.long_factors if self.long_factors is not None and n_ctx > self.n_ctx_short else self.factors
 
 
 def yarn_ramp(n_rot: int, base: float, n_ctx_orig: int, beta_fast: float = 32.0, beta_slow: float = 1.0) -> Yarn:
@@ -53,7 +60,8 @@ def yarn_ramp(n_rot: int, base: float, n_ctx_orig: int, beta_fast: float = 32.0,
 def rope_table(
     spec: RopeSpec, n_ctx: int, factors: NDArray[np.float32] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(cos, sin), each float32 [n_ctx, n_rot/2]; `factors` are the values of the tensor that `spec.factors` names."""
+    """(cos, sin), each float32 [n_ctx, n_rot/2]; `factors` are the values of the tensor that
+    `spec.factors_at` names."""
     i = np.arange(spec.n_rot // 2, dtype=np.float64)
     freq = spec.base ** (-2.0 * i / spec.n_rot)
     if factors is not None:

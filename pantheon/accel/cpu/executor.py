@@ -109,8 +109,7 @@ def _load_tables(plan: Plan, source: WeightSource, n_ctx: int) -> list:  # type:
     """(cos, sin) float32 [n_ctx, n_rot/2] of every rope."""
     tables = []
     for spec in plan.ropes:
-        factors = None
-        if spec.factors is not None:
-            factors = floats(source.tensor(spec.factors), Vector(spec.factors, spec.n_rot // 2))
+        name = spec.factors_at(n_ctx)
+        factors = None if name is None else floats(source.tensor(name), Vector(name, spec.n_rot // 2))
         tables.append(rope_table(spec, n_ctx, factors))
     return tables

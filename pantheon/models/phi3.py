@@ -1,0 +1,44 @@
+"""phi3: Phi-3, Phi-3.5, Phi-4 and Phi-4-mini.  x += Attn(RMS x); x += down(silu(gate RMS x) * up RMS x).
+
+q, k and v are rows of one tensor, gate and up of another.  NEOX rope on part of each head, longrope factors by the
+configured context.  The sliding window of the file is not applied, as in llama.cpp.  Abdin et al. 2024; ARCH.md §4.6.
+"""
+
+from __future__ import annotations
+
+from pantheon.models.config import Config, Metadata, Shapes, rope_spec
+from pantheon.models.layers import Decoder, Weights
+from pantheon.plan.builder import Plan, PlanBuilder
+from pantheon.plan.ops import Embed, Gate, MatMul
+from pantheon.plan.state_spec import KVSpec, StateSpec
+
+
+def plan(meta: Metadata, shapes: Shapes) -> Plan:
+    """The plan of a phi3 file; raises ModelConfigError naming the key or tensor at fault."""
+    cfg = Config.read(meta, shapes)
+    build, weights = PlanBuilder(), Weights(shapes)
+    net = Decoder(build, weights, cfg)
+    table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
+
+    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    for layer in range(cfg.n_layer):
+        at = f"blk.{layer}"
+        net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
+        net.project_qkv(at)
+        net.attend(layer, table)
+        net.project(f"{at}.attn_output", net.heads, net.x, add=True)
+        net.norm(net.x, f"{at}.ffn_norm.weight", net.normed)
+        _gate_up(net, f"{at}.ffn_up.weight")
+        net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
+    logits = net.output_head()
+    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
+    return build.finish("phi3", cfg.n_vocab, cfg.n_ctx_train, logits, state)
+
+
+def _gate_up(net: Decoder, name: str) -> None:
+    """gate <- silu(gate) * up, from the rows [gate | up] of one tensor."""
+    n_ff, n_embd = net.cfg.n_ff, net.cfg.n_embd
+    for first, out in ((0, net.gate), (n_ff, net.up)):
+        weight = net.weights.matrix(name, n_ff, n_embd, first_row=first, of_rows=2 * n_ff)
+        net.build.add(MatMul(weight, net.normed, out))
+    net.build.add(Gate(net.gate, net.up, net.gate, "silu"))

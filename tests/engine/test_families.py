@@ -1,0 +1,97 @@
+"""Every dense family against reference outputs on both executors; tolerances as in test_golden.py (M224, M227).
+
+The cpu executor is held to the float32 run twice: with the file as it is (int8 activations: likelihood and top-1) and
+with the same weights as float32, where only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from pantheon.accel.executor import RawTensor
+from pantheon.engine import load
+from pantheon.engine.model import Model
+from pantheon.formats.quant import dequantize
+from tests.engine.test_golden import mean_nll, runs
+from tests.golden_data import exact_block, load_golden, model_path
+
+#: stem @ configured context: longrope takes its short or its long factors by it
+STEMS = (
+    "tiny-qwen2.Q5_1",
+    "tiny-qwen3.Q4_1",
+    "tiny-p3.Q8_0",
+    "tiny-p3-long.Q8_0@ctx256",
+    "tiny-p3-long.Q8_0@ctx1024",
+    "tiny-gemma3.Q4_0",
+)
+
+
+class FloatWeights(load.GGUFWeights):
+    """The tensors of a file as float32."""
+
+    def tensor(self, name: str) -> RawTensor:
+        raw = super().tensor(name)
+        flat = dequantize(raw.type_name, raw.data, int(np.prod(raw.shape)))
+        return RawTensor(name, "F32", raw.shape, flat.astype(np.float32).view(np.uint8))
+
+
+@lru_cache(maxsize=8)
+def family(stem: str, executor: str) -> Model:
+    """reference, cpu, or cpu-float (float32 weights and cache)."""
+    name, _, ctx = stem.partition("@ctx")
+    options = {"ctx": int(ctx or 1024), "executor": executor.removesuffix("-float")}
+    with pytest.MonkeyPatch.context() as patch:
+        if executor == "cpu-float":
+            patch.setattr(load, "GGUFWeights", FloatWeights)
+            options["kv_type"] = "f32"
+        return load.load_model(model_path(name), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("executor", ["reference", "cpu-float"])
+@pytest.mark.parametrize("stem", STEMS)
+def test_float32_logits(stem: str, executor: str) -> None:
+    golden, model = load_golden(stem), family(stem, executor)
+    compared = 0
+    for ids, run in runs(golden, exact_block(golden)):
+        logits = model.logits(ids)
+        tolerance = 2e-3 if len(ids) <= 40 else 5e-3
+        for position, expected in run.get("positions", {}).items():
+            picked, values = zip(*expected["top"], strict=True)
+            assert np.abs(logits[int(position), list(picked)] - np.array(values)).max() <= tolerance
+            compared += len(picked)
+        second, first = np.sort(logits, axis=-1)[:, -2:].T
+        clear = first - second > 0.02
+        assert np.array_equal(logits.argmax(-1)[clear], np.array(run["argmax_all"])[clear])
+    assert compared >= 100
+
+
+@pytest.mark.parametrize("executor", ["reference", "cpu-float"])
+@pytest.mark.parametrize("stem", STEMS)
+def test_float32_nll(stem: str, executor: str) -> None:
+    golden = load_golden(stem)
+    reference = exact_block(golden)["nll"]
+    ids = reference.get("ids") or golden["native"]["nll"]["ids"]
+    assert abs(mean_nll(family(stem, executor), ids) - reference["mean_nll"]) <= 1e-4
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_int8_activations_stay_close(stem: str) -> None:
+    golden, model = load_golden(stem), family(stem, "cpu")
+    exact = exact_block(golden)
+    ids = exact["nll"].get("ids") or golden["native"]["nll"]["ids"]
+    assert abs(mean_nll(model, ids) - exact["nll"]["mean_nll"]) <= 0.05
+    agree = [model.logits(ids).argmax(-1) == np.array(run["argmax_all"]) for ids, run in runs(golden, exact)]
+    assert np.concatenate(agree).mean() >= 0.9
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_chunks_and_single_steps_equal_one_shot(stem: str) -> None:
+    """Bit for bit on the cpu executor, sliding windows included."""
+    ids = load_golden(stem)["prompts"][-1]["ids"][:200]
+    model = family(stem, "cpu")
+    whole = model.logits(ids)
+    for chunk in (1, 7, 64):
+        assert np.array_equal(model.logits(ids, chunk=chunk), whole)
