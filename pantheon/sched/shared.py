@@ -54,6 +54,7 @@ class Counters:
 
     steps: int = 0
     mixed_steps: int = 0
+    busy_slots: int = 0
     decode_columns: int = 0
     prompt_columns: int = 0
     cached_tokens: int = 0
@@ -233,6 +234,7 @@ class Shared:
         count, prompt = self.counters, sum(part.end - part.first for part in step.parts)
         count.steps += 1
         count.mixed_steps += bool(step.decodes and step.parts)
+        count.busy_slots += len(step.decodes) + len(step.parts)
         count.decode_columns += len(step.decodes)
         count.prompt_columns += prompt
         count.tokens += tokens

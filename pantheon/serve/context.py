@@ -11,6 +11,7 @@ from pantheon.accel.die_manager import DieManager
 from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.defaults import Defaults
+from pantheon.serve.flight import Flights
 from pantheon.serve.load_jobs import LoadJobs
 from pantheon.serve.loading import LoadOptions
 from pantheon.serve.memory import MemoryKeeper
@@ -29,7 +30,7 @@ class App:
     generation [X34]; `loop_guard` ends uncapped answers whose last so many tokens repeat one cycle; `early_head_s` is
     how long a stream waits for its first token before its headers go out alone; `draining` is set once a router has
     been told that this server goes: it still answers, but no longer says that it is well; `defaults` fill in what
-    requests leave open.
+    requests leave open; `metrics_view` and `slots_view` say whether GET /metrics and GET /slots are there.
     """
 
     registry: Registry = field(default_factory=Registry)
@@ -42,12 +43,17 @@ class App:
     request_timeout_s: float = 3600.0
     loop_guard: int = LOOP_GUARD
     early_head_s: float = 0.5
+    metrics_view: bool = True
+    slots_view: bool = True
     draining: threading.Event = field(default_factory=threading.Event)
     clock: Clock = SYSTEM_CLOCK
     #: made from the others; a copy of an App shares it
     memory: MemoryKeeper = None  # type: ignore[assignment]
+    flights: Flights = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.flights is None:
+            self.flights = Flights(self.metrics)
         if self.memory is None:
             self.memory = MemoryKeeper(self.registry, self.load_options.watch, self.clock)
 

@@ -6,6 +6,7 @@ Runs on the connection's own thread.  Must not know how connections are accepted
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 import threading
 import time
@@ -30,6 +31,8 @@ _LOG = log.logger("http")
 _PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics"})
 #: characters of an error's message in the log
 _WHY = 200
+#: what a caller may name its request; anything else gets a name of ours
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -62,11 +65,15 @@ class _Exchange:
         self._site = site
         self._started = time.monotonic()
         self._deadline = self._started + connection.timeouts.head_s
-        self._id = f"req_{uuid.uuid4().hex}"
         self._head: Head | None = None
         self._responder = Responder(connection, stopping=site.stopping, pulse=site.pulse, clock=site.clock)
-        self._responder.headers = {"X-Request-Id": self._id}
+        self._call(f"req_{uuid.uuid4().hex}")
         self.unread = True
+
+    def _call(self, name: str) -> None:
+        """The id under which the answer and the log know this request."""
+        self._id = self._responder.request_id = name
+        self._responder.headers = {"X-Request-Id": name}
 
     def open(self) -> bool:
         """The TLS handshake, where there is one; False when it fails."""
@@ -107,6 +114,8 @@ class _Exchange:
             self.unread = False
             return None
         self._head = head
+        if _REQUEST_ID.fullmatch(given := head.headers.get("x-request-id") or ""):
+            self._call(given)
         self._responder.http_version = head.http_version
         self._responder.head_only = head.method == "HEAD"
         self._responder.voice = self._site.router.voice(head.path)
@@ -119,7 +128,7 @@ class _Exchange:
         self._read_body(reader, parser.rest, head.expects_continue)
         self.unread = False
         body = decode_content(coding, reader.body(), self._site.limits.body_bytes)
-        client = self._connection.client
+        client, self._responder.arrived = self._connection.client, time.perf_counter()
         return Request(head.method, head.path, head.query, head.headers, body, head.http_version, client, self._id)
 
     def _read_head(self, parser: HeadParser) -> Head | None:
@@ -154,10 +163,16 @@ class _Exchange:
 
     def _log(self, delivered: bool) -> None:
         method, path = (self._head.method, quote(self._head.path)) if self._head else ("-", "-")
-        status = self._responder.status if delivered or self._responder.status else 499
-        took = f"{(time.monotonic() - self._started) * 1000:.0f}ms"
+        answer = self._responder
+        status = answer.status if delivered or answer.status else 499
+        ms = (time.monotonic() - self._started) * 1000
         word = "" if delivered else " cancelled"
-        why = self._responder.why and self._responder.why[:_WHY]
+        why = answer.why and answer.why[:_WHY]
         extra = log.fields(id=self._id, client=self._connection.client, why=why)
+        outcome = "cancelled" if not delivered else "error" if answer.why is not None else "ok"
+        line = log.structured(
+            "request", id=self._id, client=self._connection.client, method=method, path=path, status=status,
+            outcome=outcome, ms=round(ms, 3), code=answer.code, why=why, **answer.facts,
+        )  # fmt: skip
         level = logging.DEBUG if path in _PROBES and why is None else logging.INFO
-        _LOG.log(level, "%s %s %s %s%s %s", method, path, status, took, word, extra)
+        _LOG.log(level, "%s %s %s %s%s %s", method, path, status, f"{ms:.0f}ms", word, extra, extra=line)

@@ -63,7 +63,8 @@ class Responder:
 
     `headers` go on whatever the answer will be (CORS, X-Request-Id).  A handler sets `will_stream` when the answer
     will be an event stream, so that a head that must go out early is that of a stream.  `voice` is the form of its
-    errors and of the end of its stream; a stream keeps the one that it began with.
+    errors and of the end of its stream; a stream keeps the one that it began with.  What a handler puts into `facts`
+    goes into the log's JSON line of the request.  `request_id` and `arrived` (time.perf_counter) are the exchange's.
     """
 
     def __init__(
@@ -84,6 +85,10 @@ class Responder:
         #: the words of the error that was answered, for the log; the error itself would close a circle through its
         #: traceback, and keep a model that is unloaded after a refusal
         self.why: str | None = None
+        self.code: str | None = None
+        self.facts: dict[str, Any] = {}
+        self.request_id = ""
+        self.arrived = time.perf_counter()
         self._connection = connection
         self._stopping = stopping or threading.Event()
         self._pulse = pulse or Pulse(clock)
@@ -156,7 +161,7 @@ class Responder:
 
     def fail(self, fault: PantheonError) -> None:
         """Answer with an error in the form that the state of the answer still allows."""
-        self.why = fault.message
+        self.why, self.code = fault.message, fault.code
         if self._state == _EARLY and self.will_stream:
             self._stream = self._new_stream()
         if self._stream is not None:
