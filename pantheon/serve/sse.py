@@ -65,7 +65,7 @@ class SseStream:
 
     def done(self, last: bytes = b"") -> None:
         """The last events, framed already, and the end.  Does nothing once the stream is closed."""
-        self._finish(last + self._voice.end)
+        self._finish(last + self._voice.closing)
 
     def keep_alive(self, now: float) -> float:
         """Send a comment without waiting when silent for 10 s; returns when to ask again."""

@@ -24,10 +24,10 @@ def named_frame(name: str, event: Any) -> bytes:
 class Voice:
     """OpenAI's: errors as `{"error": …}`, streams that end with `[DONE]`.
 
-    `end` are the bytes behind the last event of a stream that went well.
+    `closing` are the bytes behind the last event of a stream that went well.
     """
 
-    end = b"data: [DONE]\n\n"
+    closing = b"data: [DONE]\n\n"
 
     def error_body(self, fault: PantheonError) -> Any:
         """The JSON body of a refusal."""
@@ -35,7 +35,7 @@ class Voice:
 
     def error_frames(self, fault: PantheonError) -> bytes:
         """The events that end a stream which failed."""
-        return frame(self.error_body(fault)) + self.end
+        return frame(self.error_body(fault)) + self.closing
 
 
 OPENAI = Voice()
