@@ -1,7 +1,8 @@
 """Every block of the documentation that is marked `run` works, against a real server [M245].
 
 A block is marked in its info string: ```sh run, ```python run.  `8201` becomes the port of the test's server, and
-`model.gguf` is the model that it serves, in the block's working folder.
+`model.gguf` is the model that it serves, in the block's working folder; the server may load a `tiny.gguf`.  A ```json
+block right behind shows the answer: its members and their types are those of the real one, `"…"` stands for others.
 """
 
 from __future__ import annotations
@@ -33,25 +34,39 @@ START_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Block:
-    """One marked block: where it stands, its language and text."""
+    """One marked block: where it stands, its language and text, and the answer that the page shows, if it does."""
 
     page: str
     line: int
     language: str
     text: str
+    answer: str | None
 
 
 def blocks() -> list[Block]:
     found = []
     for page in PAGES:
         text = page.read_text()
-        for match in re.finditer(r"^```(sh|python) run\n(.*?)^```$", text, re.M | re.S):
+        for match in re.finditer(r"^```(sh|python) run\n(.*?)^```$(?:\n```json\n(.*?)^```$)?", text, re.M | re.S):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(str(page.relative_to(ROOT)), line, match[1], match[2]))
+            found.append(Block(str(page.relative_to(ROOT)), line, match[1], match[2], match[3]))
     return found
 
 
 BLOCKS = blocks()
+
+
+def differences(shown: object, real: object, at: str = "$") -> list[str]:
+    """What of a real answer does not look like the one that a page shows."""
+    if isinstance(shown, dict) and isinstance(real, dict):
+        missing, more = shown.keys() - real.keys() - {"…"}, real.keys() - shown.keys()
+        found = [f"{at}.{key}: is not there" for key in missing]
+        found += [f"{at}.{key}: is not shown" for key in more if "…" not in shown]
+        return found + [d for key in shown.keys() & real.keys() for d in differences(shown[key], real[key], f"{at}.{key}")]
+    if isinstance(shown, list) and isinstance(real, list):
+        return [d for i, item in enumerate(real) for d in differences(shown[0] if shown else None, item, f"{at}[{i}]")]
+    kinds = (int, float) if type(shown) is float else (type(shown),)
+    return [] if type(real) in kinds else [f"{at}: shown {shown!r}, is {real!r}"]
 
 
 def free_port() -> int:
@@ -79,7 +94,10 @@ def model() -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of `pantheon serve`, started the way a user does; SIGTERM ends it within 5 s."""
     port = free_port()
-    words = ["--port", str(port)] + ([] if smollm2_path() else ["--model", str(model)])
+    root = tmp_path_factory.mktemp("models")
+    shutil.copy(model_path("tiny-llama.Q4_0"), root / "tiny.gguf")
+    words = ["--port", str(port), "--model-root", str(root)]
+    words += [] if smollm2_path() else ["--model", str(model)]
     log = tmp_path_factory.mktemp("serve") / "log"
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-m", "pantheon", "serve", *words], stderr=out, cwd=ROOT)
@@ -110,6 +128,15 @@ def test_the_first_screen_of_the_readme_is_what_a_visitor_needs() -> None:
     assert [(b.page, b.language) for b in BLOCKS].count(("README.md", "python")) >= 1
 
 
+def test_what_a_page_shows_is_compared_with_what_comes() -> None:
+    shown = {"n": 1, "x": 1.5, "list": [{"a": "…"}], "…": "…"}
+    assert differences(shown, {"n": 7, "x": 1, "list": [{"a": "b"}, {"a": "c"}], "more": 1}) == []
+    found = differences(shown, {"n": None, "x": "", "list": [{"a": "b"}, {"b": "c"}]})
+    assert sorted(found) == [
+        "$.list[1].a: is not there", "$.list[1].b: is not shown", "$.n: shown 1, is None", "$.x: shown 1.5, is ''",
+    ]  # fmt: skip
+
+
 @pytest.mark.timeout(START_LIMIT_S + 120)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: f"{b.page}:{b.line}")
 def test_m245_the_block_runs(block: Block, server: int, model: Path, tmp_path: Path) -> None:
@@ -130,6 +157,8 @@ def test_m245_the_block_runs(block: Block, server: int, model: Path, tmp_path: P
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.strip(), "the block printed nothing"
+    if block.answer is not None:
+        assert differences(json.loads(block.answer), json.loads(done.stdout)) == []
     if text.startswith("curl") and "/v1/chat/completions" in text and '"stream"' not in text:
         content = json.loads(done.stdout)["choices"][0]["message"]["content"]
         assert content or not smollm2_path(), done.stdout
