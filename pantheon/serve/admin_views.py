@@ -1,4 +1,4 @@
-"""What an operator can look at: models, dies, memory, and who waits for what [area K].
+"""What an operator can look at: models, dies and memory [area K]; who waits for what is in slots.py.
 
 Nothing here takes a generation lock or a ref, so every route answers while generations and loads run [M028].
 """
@@ -100,31 +100,6 @@ def get_dies(app: App, request: Request, responder: Responder) -> None:
         on_it = [entry for entry in entries if die.index in entry.dies]
         dies.append({**asdict(die), "used_bytes": die.charged_bytes, "slot": on_it[0].index if on_it else None})
     responder.send_json(200, {"dies": dies, "cpu": {"cores": os.cpu_count(), "models": on_cpu}})
-
-
-def get_sched(app: App, request: Request, responder: Responder) -> None:
-    """Who works and who waits, per instance: one user at a time on each until there is a batch scheduler."""
-    now = app.clock.monotonic()
-    rows = []
-    for entry in app.registry.all_entries():
-        busy = entry.gen_lock.locked()
-        cache = entry.prefix_cache
-        rows.append(
-            {
-                "name": entry.name,
-                "slot": entry.index,
-                "dies": list(entry.dies),
-                "mode": "single",
-                "capacity": 1,
-                "busy": busy,
-                "refs": entry.refs,
-                "waiting": max(0, entry.refs - busy),
-                "running_s": round(max(0.0, now - entry.began_at), 3) if busy else None,
-                "service_s": round(entry.service_s, 3),
-                "cached_tokens": cache.tokens() if cache is not None else 0,
-            }
-        )
-    responder.send_json(200, {"entries": rows})
 
 
 def get_memory(app: App, request: Request, responder: Responder) -> None:

@@ -14,6 +14,7 @@ from pantheon.serve import (
     one_model,
     openai_chat,
     openapi,
+    slots,
     ui,
 )
 from pantheon.serve.context import App
@@ -27,7 +28,8 @@ def build_router(app: App) -> Router:
         ("GET", "/health", health.get_health),
         ("GET", "/v1/health", health.get_health),
         ("GET", "/ready", health.get_health),
-        ("GET", "/metrics", health.get_metrics),
+        ("GET", "/metrics", slots.get_metrics),
+        ("GET", "/slots", slots.get_slots),
         ("GET", "/v1/models", models_api.list_models),
         ("GET", "/v1/models/", models_api.get_model),
         ("POST", "/v1/chat/completions", openai_chat.post_chat),
@@ -38,7 +40,7 @@ def build_router(app: App) -> Router:
         ("GET", "/admin/models/", admin_views.get_model),
         ("GET", "/admin/dies", admin_views.get_dies),
         ("GET", "/admin/memory", admin_views.get_memory),
-        ("GET", "/admin/sched", admin_views.get_sched),
+        ("GET", "/admin/sched", slots.get_sched),
         ("GET", "/admin/plan", dry_run.get_plan),
         ("GET", "/ui", ui.get_ui),
         ("GET", "/openapi.json", openapi.get_openapi),

@@ -6,7 +6,6 @@ from typing import Any
 
 from pantheon.serve.context import App
 from pantheon.serve.http_request import Request
-from pantheon.serve.metrics import CONTENT_TYPE
 from pantheon.serve.routes import Responder
 
 
@@ -25,11 +24,3 @@ def get_health(app: App, request: Request, responder: Responder) -> None:
     else:
         status, body = 503, {"status": "no_model"}
     responder.send_json(status, body, headers={} if status == 200 else {"Retry-After": "2"})
-
-
-def get_metrics(app: App, request: Request, responder: Responder) -> None:
-    """The counters for Prometheus."""
-    app.metrics.set("models_loaded", app.registry.count())
-    app.metrics.set("models_loading", len(app.registry.loading()))
-    app.memory.count(app.metrics)
-    responder.send_bytes(200, CONTENT_TYPE, app.metrics.render().encode())

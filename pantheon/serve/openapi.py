@@ -65,7 +65,9 @@ ROUTES: tuple[Route, ...] = (
     _get("/", "The process lives", "health", {"service": "pantheon", "status": "ok"}, faults=(), guard="open"),
     *(Route("GET", path, "Whether a chat can be answered now", "health", answers=_PROBE, faults=(403,), guard="open")
       for path in ("/health", "/v1/health", "/ready")),
-    Route("GET", "/metrics", "Counters for Prometheus", "health", answers={200: ("text/plain", "")}),
+    Route("GET", "/metrics", "Counters for Prometheus", "health", answers={200: ("text/plain", "")},
+          faults=(*_LOOK, 501)),
+    _get("/slots", "Who is served now", "health", [answers.SLOT], query=tables.SLOTS, faults=(*_LOOK, 501, 503)),
     Route("GET", "/ui", "A page that shows what the server does", "health", answers={200: ("text/html", "")},
           faults=(403,), guard="open"),
     _get("/openapi.json", "This document", "health", {"openapi": "3.1.0"}, faults=(403,), guard="open"),

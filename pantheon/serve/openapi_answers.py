@@ -130,6 +130,21 @@ MEMORY = {
     "thresholds?": {},
     "ladder": [{"name": "qwen", "slot": 0, "level": "OK", "rungs": [], "notes": []}],
 }
+SLOT = {
+    "id": 0,
+    "id_task": -1,
+    "model": "qwen",
+    "replica": 0,
+    "dies": [0],
+    "n_ctx": (8192, None),
+    "speculative": False,
+    "is_processing": True,
+    "state": "decode",
+    "n_prompt_tokens": 300,
+    "n_prompt_tokens_processed": 20,
+    "n_prompt_tokens_cache": 280,
+    "next_token": [{"has_next_token": True, "has_new_line": False, "n_remain": 90, "n_decoded": 10}],
+}
 SCHED = {
     "entries": [
         {
@@ -139,11 +154,28 @@ SCHED = {
             "mode": "single",
             "capacity": 1,
             "busy": False,
+            "active": 0,
             "refs": 0,
             "waiting": 0,
             "running_s": (1.5, None),
             "service_s": 2.0,
+            "wait_s": 0.0,
             "cached_tokens": 0,
+            "totals": {"prompt_tokens": 300, "cached_tokens": 280, "completion_tokens": 10},
+            "requests": [
+                {
+                    "id": "req_1",
+                    "session": ("9d2cfe01", None),
+                    "phase": "decode",
+                    "age_s": 1.5,
+                    "prompt_tokens": 300,
+                    "cached_tokens": 280,
+                    "read_tokens": 300,
+                    "made_tokens": 10,
+                    "answers": 1,
+                }
+            ],
+            "scheduler?": {"slots": [], "users": {}, "queue": {}, "turnstile": {}, "level": "OK", "totals": {}},
         }
     ]
 }

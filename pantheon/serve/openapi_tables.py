@@ -133,6 +133,11 @@ UNLOAD: Fields = (
     flag("wait", True, "`false`: answer 202 at once"),
 )
 
+SLOTS: Fields = (
+    text("model", "only the slots of this model"),
+    text("fail_on_no_slot", "`1`: 503 when none is free"),
+)
+
 PLAN: Fields = (
     needed(text("model", "a file as for a load, or the name of a loaded model")),
     integer("ctx", 2, 1 << 40, "the context in tokens"),
