@@ -35,7 +35,7 @@ def json_rule(schema: Any, param: str) -> str:
         raise BadRequest(f"{param}: a JSON schema is an object", param=param)
     options = {"lenient": True, "whitespace_pattern": _JSON_BLANKS}
     try:
-        return "%json " + json.dumps({**bound_integers(schema), "x-guidance": options})
+        return "%json " + json.dumps({**tamed(schema), "x-guidance": options})
     except RecursionError:
         raise BadRequest(f"{param}: the schema is nested too deeply", param=param) from None
 
@@ -46,24 +46,48 @@ _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
 
 
-def bound_integers(schema: Any) -> Any:
-    """The schema with open integers held to what JSON readers can hold, ±(2^53 - 1) [RFC 8259 §6].
+#: keywords beside which, or anywhere in a schema, more properties may be meant
+_OPENING = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties")
+_COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependentRequired", "dependencies")
 
-    Without an end in sight a small model goes on writing digits.
+
+def tamed(schema: Any) -> Any:
+    """The schema with an end in sight, which small models need; what fits it, fits the schema as it was.
+
+    Open integers are held to what JSON readers can hold, ±(2^53 - 1) [RFC 8259 §6]: else digits go on.  An object that
+    lists its properties and says nothing of others has no others: else they go on.
     """
+    return _tamed(schema, closing="allOf" not in json.dumps(schema))
+
+
+def _tamed(schema: Any, closing: bool) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    bounded = dict(schema)
+    made = dict(schema)
     if schema.get("type") == "integer" and not any(key in schema for key in _BOUNDS):
-        bounded.update(minimum=-(2**53) + 1, maximum=2**53 - 1)
+        made.update(minimum=-(2**53) + 1, maximum=2**53 - 1)
     for key, value in schema.items():
         if key in _SCHEMA_MAPS and isinstance(value, Mapping):
-            bounded[key] = {name: bound_integers(inner) for name, inner in value.items()}
+            made[key] = {name: _tamed(inner, closing) for name, inner in value.items()}
         elif key in _SCHEMA_LISTS and isinstance(value, list):
-            bounded[key] = [bound_integers(inner) for inner in value]
+            made[key] = [_tamed(inner, closing) for inner in value]
         elif key in _SCHEMAS:
-            bounded[key] = bound_integers(value)
-    return bounded
+            made[key] = _tamed(value, closing)
+    if closing and _lists_its_properties(schema):
+        made["additionalProperties"] = False
+    return made
+
+
+def _lists_its_properties(schema: Mapping[str, Any]) -> bool:
+    properties, required = schema.get("properties"), schema.get("required", [])
+    return (
+        schema.get("type", "object") == "object"
+        and isinstance(properties, Mapping)
+        and bool(properties)
+        and not any(key in schema for key in (*_OPENING, *_COMBINING))
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
 
 
 def response_grammar(spec: Mapping[str, Any]) -> str | None:
@@ -127,7 +151,8 @@ def tool_syntax(template_source: str) -> str:
 def tools_grammar(spec: Mapping[str, Any], marker: Marker) -> str | None:
     """The grammar of {"tools", "tool_choice", "parallel_tool_calls", "syntax"}; None where nothing is forced.
 
-    tool_choice "required" forces one of the tools, {"type": "function", "function": {"name"}} that one.
+    tool_choice "required" forces one of the tools or more, {"type": "function", "function": {"name"}} that one, once:
+    who asks for one function reads one call (instructor refuses a second).
     Raises BadRequest (tools, tool_choice).
     """
     chosen = _chosen_tools(spec)
@@ -137,7 +162,8 @@ def tools_grammar(spec: Mapping[str, Any], marker: Marker) -> str | None:
     if syntax not in TOOL_SYNTAXES:
         raise BadRequest(f"tool calls can't be forced in the syntax {syntax!r}", param="tool_choice")
     write = {"hermes": _hermes, "xml": _xml, "llama3": _llama3, "mistral": _mistral}[syntax]
-    return write(chosen, bool(spec.get("parallel_tool_calls", True)), marker)
+    parallel = spec.get("tool_choice") == "required" and bool(spec.get("parallel_tool_calls", True))
+    return write(chosen, parallel, marker)
 
 
 _Tool = tuple[str, Mapping[str, Any]]

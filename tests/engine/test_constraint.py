@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pantheon.engine import constraint as module
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import TOOL_SYNTAXES, bound_integers
+from pantheon.engine.constraint_grammar import TOOL_SYNTAXES, tamed
 from pantheon.engine.load import load_model
 from pantheon.errors import BadRequest, PantheonError
 from tests.engine.constrained import TOKENIZER, N, run, valid
@@ -270,11 +270,11 @@ def test_open_integers_end() -> None:
     """Digits stop at what a JSON reader can hold, at any depth; a property that is called "type" is no type."""
     part = {"type": "integer"}
     schema = {"type": "object", "properties": {"type": part, "a": {"anyOf": [{"type": "array", "items": part}]}}}
-    got = bound_integers(schema)
+    got = tamed(schema)
     assert got["properties"]["type"]["maximum"] == 2**53 - 1
     assert got["properties"]["a"]["anyOf"][0]["items"]["minimum"] == 1 - 2**53
     assert part == {"type": "integer"}, "the caller's schema is left alone"
-    assert bound_integers({"type": "integer", "minimum": 3}) == {"type": "integer", "minimum": 3}
+    assert tamed({"type": "integer", "minimum": 3}) == {"type": "integer", "minimum": 3}
     constraint = make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": part}})
     assert constraint is not None
     for byte in b"9007199254740991":
@@ -323,3 +323,27 @@ def test_a_real_model_under_a_schema_writes_what_fits() -> None:
             pieces = model.generate("x", constraint=constraint, seed=seed, max_tokens=60)
             value = json.loads("".join(piece.text for piece in pieces))
             assert valid(schema, value)
+
+
+def test_an_object_that_lists_its_properties_has_no_others() -> None:
+    """A small model goes on inventing properties; a schema that says how it is extended is left as it is."""
+    listed = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    assert tamed(listed)["additionalProperties"] is False
+    assert tamed({"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": listed}})["$defs"]["x"] != listed
+    left = [
+        {"type": "object"},
+        {"type": "object", "properties": {}},
+        {**listed, "required": ["a", "b"]},
+        {**listed, "additionalProperties": {"type": "null"}},
+        {**listed, "patternProperties": {"^x": {}}},
+        {**listed, "anyOf": [{"required": ["b"]}]},
+        {"allOf": [listed, {"properties": {"b": {"type": "null"}}}]},
+    ]
+    assert [tamed(schema) for schema in left] == left
+    constraint = make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": listed}})
+    assert constraint is not None
+    for byte in b'{"a": "b"':
+        constraint.accept(byte)
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert logits[ord(",")] == -np.inf and logits[ord("}")] == 0

@@ -127,8 +127,11 @@ def test_bare_strings_of_the_xml_form_stop_at_the_closing_tag() -> None:
 
 def test_parallel_calls_may_follow_when_allowed() -> None:
     call = b'<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
-    for allowed in (True, False):
-        constraint = make_constraint(TOKENIZER, forced(parallel_tool_calls=allowed))
+    named = {"type": "function", "function": {"name": "ping"}}
+    # who asks for one function reads one call: instructor refuses two
+    for choice, parallel in (("required", True), ("required", False), (named, True)):
+        allowed = choice == "required" and parallel
+        constraint = make_constraint(TOKENIZER, forced(choice, parallel_tool_calls=parallel))
         assert constraint is not None
         for token in TOKENIZER.encode(call):
             constraint.accept(token)
