@@ -27,7 +27,8 @@ class Reply(Protocol):
     """One answer in the words of one API; made anew for each attempt at it.
 
     The answers to several jobs come one after the other: begin, step…, end for each, then close.  What these return
-    are whole events for a stream; for a plain answer it is dropped, and `body` is asked for at the end.
+    are whole events for a stream; for a plain answer it is dropped, and `body` is asked for at the end.  A reply may
+    have a `progress`, which makes an event of how far the prompt is read: see StreamHead.
     """
 
     voice: Voice
@@ -88,6 +89,7 @@ def _stream(app: App, mine: Turn, jobs: Sequence[Job], reply: Reply, responder: 
     responder.voice = reply.voice
     tail: Frames = ()
     with StreamHead(responder, mine.headers, reply.begin(0), app.early_head_s) as head:
+        head.progress = getattr(reply, "progress", None)
         for index, job in enumerate(jobs):
             if index:
                 for frame in (*tail, *reply.begin(index)):

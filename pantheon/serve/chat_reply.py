@@ -123,6 +123,11 @@ def role_choice(index: int) -> dict[str, Any]:
     return _chunk(index, {"role": "assistant", "content": ""})
 
 
+def empty_choice(index: int) -> dict[str, Any]:
+    """A chunk that says something of its own and nothing of the answer."""
+    return _chunk(index, {})
+
+
 def finish_choice(index: int, result: Result, rest: Sequence[Logprob] = ()) -> dict[str, Any]:
     """The last one: no text, a reason; log-probabilities of tokens whose text was consumed go with it."""
     return _chunk(index, {}, result.finish_reason, rest)

@@ -12,14 +12,12 @@ from typing import Any
 
 from pantheon.engine.sampler import SamplingParams
 from pantheon.errors import BadRequest
+from pantheon.serve import session_ids
 from pantheon.serve.request_fields import Fields, json_object, kind
 
 MAX_STOPS = 16
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
-#: headers in which clients name a conversation: opencode; codex; vibe
-SESSION_HEADERS = ("x-session-affinity", "session-id", "thread-id", "x-affinity")
-_MAX_SESSION = 256
 _UNLIMITED = -1
 _MAX_WINDOW = 1 << 30
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -56,6 +54,7 @@ class ChatRequest:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    return_progress: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
     tool_name: str | None = None
@@ -89,6 +88,7 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         n=fields.integer("n", 1, MAX_CHOICES, 1) or 1,
         stream=fields.flag("stream", False),
         include_usage=include_usage(fields),
+        return_progress=fields.flag("return_progress", False),
         tools=tools,
         tool_choice=choice,
         tool_name=name,
@@ -191,19 +191,8 @@ def include_usage(fields: Fields) -> bool:
 
 
 def session_id(fields: Fields, headers: Mapping[str, str]) -> str | None:
-    """The session: the body's `session_id`, else the `X-Session-Id` header [M039], else what coding clients send.
-
-    Ids of other clients are hints, not promises: nothing about them is refused.
-    """
-    named = fields.text("session_id")
-    found = {key.lower(): value for key, value in headers.items()}
-    if named is None:
-        named = found.get("x-session-id")
-    if named is not None and len(named) > _MAX_SESSION:
-        raise fields.fault("session_id", f"must be at most {_MAX_SESSION} characters")
-    key = fields.body.get("prompt_cache_key")
-    hints = [*(found.get(name) for name in SESSION_HEADERS), key if isinstance(key, str) else None]
-    return named or next((hint[:_MAX_SESSION] for hint in hints if hint), None)
+    """Whose conversation it is, by whatever the client names it with: a hint, of which nothing is refused [M039]."""
+    return session_ids.session_id(fields.body, headers)
 
 
 def _tools(fields: Fields) -> tuple[dict[str, Any], ...]:

@@ -62,6 +62,7 @@ class ChatStream:
     def __init__(self, chat: ChatRequest, model: str) -> None:
         self._envelope = reply.Envelope("chat.completion.chunk", model)
         self._include_usage = chat.include_usage
+        self.progress = self._progress if chat.return_progress else None
         self._index = 0
         self._texts = reply.TextChunks(self._envelope, 0)
         self._waiting: list[Logprob] = []
@@ -93,6 +94,9 @@ class ChatStream:
 
     def body(self) -> Any:
         raise AssertionError("a streamed answer has no body")
+
+    def _progress(self, report: dict[str, Any]) -> bytes:
+        return self._frame(reply.empty_choice(self._index), prompt_progress=report)
 
     def _frame(self, choice: dict[str, Any], **more: Any) -> bytes:
         return frame(self._envelope.wrap([choice], **more))

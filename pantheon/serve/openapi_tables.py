@@ -64,7 +64,7 @@ SAMPLING: Fields = (
 )  # fmt: skip
 
 SESSION: Fields = (
-    text("session_id", "names the conversation, so that it finds the replica and the slot where it is warm", most=256),
+    hint(text("session_id", "names the conversation, so that it finds the replica and the slot where it is warm")),
     hint(text("prompt_cache_key", "of the same kind")),
 )
 
@@ -99,6 +99,8 @@ CHAT: Fields = (
     members("chat_template_kwargs", "more variables of the chat template"),
     choice("truncation", ("disabled", "auto"), "`auto`: a conversation that is too long loses its oldest turns instead "
            "of being refused; system messages, tools and the last turn stay", "disabled"),
+    flag("return_progress", False, "a stream tells how far the prompt is read: chunks with `prompt_progress`, which has "
+         "`total`, `cache`, `processed` (tokens) and `time_ms`"),
     unread(text("user", "and other fields of OpenAI's API that change nothing here")),
 )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 With the first token, so that a failure before it is still a plain JSON error [B23b]; but at once for a prompt of more
 than one chunk, and after half a second of silence, since clients give up on a server that says nothing [B19].  Who
-waits in a queue is told where in it, at each change and every five seconds [X11].
+waits in a queue is told where in it, at each change and every five seconds [X11].  How far the prompt is read goes out
+as comments, or as events for a client that asked for them (`return_progress`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pantheon.engine.generate import PREFILL_CHUNK
 from pantheon.errors import Cancelled
@@ -24,8 +26,13 @@ QUEUE_S = 5.0
 class StreamHead:
     """Opens the stream of one answer, once; used as a context manager around the generation."""
 
-    def __init__(self, responder: Responder, headers: dict[str, str], first: Sequence[bytes] | None, after_s: float) -> None:
+    def __init__(
+        self, responder: Responder, headers: dict[str, str], first: Sequence[bytes] | None, after_s: float
+    ) -> None:
         """`first`: events that follow the head, framed already."""
+        #: makes an event of `total`, `cache`, `processed` and `time_ms` of the prompt; None: comments will do
+        self.progress: Callable[[dict[str, Any]], bytes] | None = None
+        self._cached, self._read, self._began_s = 0, -1, 0.0
         responder.will_stream = True
         self._responder, self._headers, self._first = responder, headers, first
         #: guards _stream and the responder's change to a stream; held across the head, which an empty socket takes
@@ -66,11 +73,22 @@ class StreamHead:
             self.open().comment(f"queued pos={position} eta={math.ceil(eta_s)}s")
 
     def on_prefill(self, done: int, total: int) -> None:
-        """Progress of the prompt, as comments when it is long."""
-        if total > PREFILL_CHUNK:
+        """Progress of the prompt: when its first token is about to be read, and after each chunk."""
+        if self.progress is not None:
+            self.open().send_frame(self.progress(self._report(done, total)))
+        elif total > PREFILL_CHUNK:
             self.open().comment(f"prefill {done}/{total}")
         elif done == 0 and self._stream is None and self._timer.ident is None:
             self._timer.start()
+
+    def _report(self, done: int, total: int) -> dict[str, Any]:
+        now = time.monotonic()
+        if not self._cached <= self._read < done:
+            # the first look at an answer: what is there now was there before
+            self._cached, self._began_s = done, now
+        self._read = done
+        ms = round(1000 * (now - self._began_s), 3)
+        return {"total": total, "cache": self._cached, "processed": done, "time_ms": ms}
 
     def guard(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
         """`cancelled`, kept apart from an opening on the timer's thread: both may write a head."""
