@@ -165,7 +165,7 @@ def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> 
     try:
         # what a load of the cpu executor takes, to the byte
         bytes_of = CpuExecutor().predict(plan, types, n_ctx=n_ctx, kv_type=kv)
-    except KeyError:  # a weight type that only the reference executor reads
+    except KeyError:  # a weight type that nothing here can run
         bytes_of = {"weights": sum(i.nbytes for i in file.tensors.values()), "kv": plan.state.slot_bytes(kv, n_ctx)}
     parts = {f"{part}_bytes": size for part, size in bytes_of.items()}
     per_token = plan.state.bytes_per_token(kv)

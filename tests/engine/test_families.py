@@ -1,4 +1,4 @@
-"""Every dense family against reference outputs on both executors; tolerances as in test_golden.py (M224, M227).
+"""Every dense family, and a rare weight type, against reference outputs on both executors; tolerances as in test_golden.py (M224, M227).
 
 The cpu executor is held to the float32 run twice: with the file as it is (int8 activations: likelihood and top-1) and
 with the same weights as float32, where only the order of additions differs.
@@ -26,6 +26,8 @@ STEMS = (
     "tiny-p3-long.Q8_0@ctx256",
     "tiny-p3-long.Q8_0@ctx1024",
     "tiny-gemma3.Q4_0",
+    # a type that the cpu executor carries as another one
+    "tiny-llama-k.IQ1_S",
 )
 
 

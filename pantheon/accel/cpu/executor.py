@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pantheon.accel.cpu import drawing, kernels, sizes
+from pantheon.accel.cpu import carried, drawing, kernels, sizes
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.cores import usable_cores
 from pantheon.accel.cpu.pack import Packed, Packer, check, floats, row_bytes
@@ -49,17 +49,17 @@ class CpuExecutor:
 
         types: tensor name -> weight type.  Raises KeyError for a tensor or type that is not there.
         """
-        found = {m: types[m.tensor] for m in plan.matrices()}
+        found = {m: carried.run_as(types[m.tensor]) for m in plan.matrices()}
         return sizes.predict(plan, found, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, threads=self.threads)
 
 
 def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
-    """Weight types of the plan's matrices.  Raises ModelFileError unless each lies inside its tensor."""
+    """The types that the plan's matrices are run as.  Raises ModelFileError unless each lies inside its tensor."""
     types: dict[Matrix, str] = {}
     for m in plan.matrices():
         raw = source.tensor(m.tensor)
         check(raw, m)
-        types[m] = raw.type_name
+        types[m] = carried.run_as(raw.type_name)
     return types
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon.accel.cpu import kernels
+from pantheon.accel.cpu import carried, kernels
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.layouts import FLOATS, KINDS, ROWS
@@ -57,7 +57,7 @@ def packed_bytes(type_name: str, rows: int, cols: int) -> tuple[int, int]:
 
 def row_bytes(raw: RawTensor) -> int:
     """Bytes of one row in the file.  Raises ModelFileError for a type or shape that can not be packed."""
-    values, nbytes = FILE_BLOCK.get(raw.type_name, (0, 0))
+    values, nbytes = carried.block(raw.type_name)
     if not values:
         raise ModelFileError(f"tensor {raw.name}", f"type {raw.type_name} is not supported by the cpu executor")
     cols = raw.shape[-1]
@@ -89,19 +89,31 @@ class Packer:
         check(raw, m)
         n = row_bytes(raw)
         rows = raw.data.reshape(-1)[m.first_row * n : (m.first_row + m.rows) * n]
-        quant_bytes, scale_bytes = packed_bytes(raw.type_name, m.rows, m.cols)
+        type_name = carried.run_as(raw.type_name)
+        quant_bytes, scale_bytes = packed_bytes(type_name, m.rows, m.cols)
         quants, scales = arena.take(quant_bytes), arena.take(scale_bytes)
-        packed = Packed(raw.type_name, m.rows, m.cols, address(quants), address(scales), quant_bytes + scale_bytes)
-        function = _kernel(raw.type_name)
-        fixed = address(rows), packed.quants, packed.scales, m.cols, m.rows, n
-        pieces = max(1, min(packed.groups, rows.size // _PIECE_BYTES))
-        cuts = [packed.groups * i // pieces for i in range(pieces + 1)]
+        packed = Packed(type_name, m.rows, m.cols, address(quants), address(scales), quant_bytes + scale_bytes)
+        if type_name != raw.type_name:
+            for first, part in carried.parts(rows.reshape(m.rows, n), raw.type_name, m.cols):
+                self._run(packed, part, first)
+        else:
+            self._run(packed, rows, 0)
+        return packed
+
+    def _run(self, packed: Packed, rows: U8, first: int) -> None:
+        """Pack blocks of whole rows, from row `first` (a multiple of 16) on."""
+        n = packed.cols // FILE_BLOCK[packed.type_name][0] * FILE_BLOCK[packed.type_name][1]
+        count, group = rows.size // n, first // ROWS
+        function, groups = _kernel(packed.type_name), -(-count // ROWS)
+        # the kernel counts groups from the first row of the matrix
+        fixed = address(rows) - first * n, packed.quants, packed.scales, packed.cols, first + count, n
+        pieces = max(1, min(groups, rows.size // _PIECE_BYTES))
+        cuts = [group + groups * i // pieces for i in range(pieces + 1)]
         if pieces == 1 or self._threads == 1:
-            function(*fixed, 0, packed.groups)
+            function(*fixed, group, group + groups)
         else:
             # all of them, so that nothing is unmapped under a thread
             list(self._pool.map(lambda i: function(*fixed, cuts[i], cuts[i + 1]), range(pieces)))
-        return packed
 
     def close(self) -> None:
         """Wait for the threads to end."""

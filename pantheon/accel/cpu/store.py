@@ -30,7 +30,7 @@ log = logging.getLogger("pantheon.cpu")
 
 #: modules of this package that kernels are not made of: no kernel module imports them
 HOST = frozenset(
-    "bandwidth cores drawing executor kernels objects pack runner sizes store table team workers".split()
+    "bandwidth carried cores drawing executor kernels objects pack runner sizes store table team workers".split()
 )  # fmt: skip
 #: folders that stay: the newest ones, and all that were used lately
 KEEP_NEWEST, KEEP_SECONDS = 3, 30 * 86400

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pantheon.accel.cpu import kernels, layouts, pack, sizes
+from pantheon.accel.cpu import carried, kernels, layouts, pack, sizes
 from pantheon.accel.cpu.arena import Arena
 from pantheon.accel.cpu.executor import CpuExecutor
 from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.pack import Packer, packed_bytes
 from pantheon.accel.executor import RawTensor
 from pantheon.errors import ModelFileError
+from pantheon.formats import quant
+from pantheon.formats.quantize import quantize
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, RmsNorm, Rope, StoreKV
 from pantheon.plan.rope import RopeSpec
@@ -62,6 +64,38 @@ def test_packing_kernels_agree_with_their_twin(type_name: str) -> None:
         for address, plane in zip((got.quants, got.scales), want, strict=True):
             start = address - arena.address
             assert np.array_equal(arena._bytes[start : start + len(plane)], plane), (type_name, rows, first)
+
+
+CARRIED = [kind.name for kind in quant.all_types() if carried.is_carried(kind.name)]
+
+
+@pytest.mark.parametrize("type_name", CARRIED)
+def test_a_carried_type_is_packed_as_its_carrier(type_name: str) -> None:
+    """The same bytes as packing the dequantised rows as Q8_0, however they are cut; predicted as such (M223)."""
+    kernels.prepare([("pack", carried.CARRIER)])
+    values, nbytes = carried.block(type_name)
+    rows, first, count, cols = 71, 5, 50, 2 * values
+    rng = np.random.default_rng(values)
+    # bytes of which a scale is a number, and neither huge nor next to nothing
+    low, high = (0x70, 0x90) if type_name == "MXFP4" else (0, 0x40)
+    data = rng.integers(low, high, rows * 2 * nbytes, dtype=np.uint8)
+    floats = quant.dequantize(type_name, data, rows * cols).reshape(rows, cols)[first : first + count]
+    assert np.isfinite(floats).all() and np.abs(floats).max() > 0
+    want = packed(carried.CARRIER, quantize(carried.CARRIER, floats).reshape(count, -1), cols)
+    for part_rows, threads in ((16, 1), (32, 2), (1000, 2)):
+        arena, packer = Arena(sum(map(len, want)) + 256), Packer(threads)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(carried, "_PART", part_rows * cols)
+                patch.setattr(pack, "_PIECE_BYTES", 3 * 34 * cols // 32)
+                raw = RawTensor("weight", type_name, (rows, cols), data)
+                got = packer.pack(raw, Matrix("weight", count, cols, first), arena)
+        finally:
+            packer.close()
+        assert got.type_name == carried.CARRIER and got.nbytes == sum(packed_bytes(carried.CARRIER, count, cols))
+        for address, plane in zip((got.quants, got.scales), want, strict=True):
+            start = address - arena.address
+            assert np.array_equal(arena._bytes[start : start + len(plane)], plane), (type_name, part_rows)
 
 
 @pytest.mark.parametrize("kv_type", list(KVType))
@@ -115,7 +149,7 @@ def _load(bench: Bench) -> None:
         ("Q4_0", (16, 64), 16 * 36, (16, 32)),
         ("Q4_0", (16, 48), 16 * 27, (16, 48)),
         ("Q4_K", (16, 128), 16 * 72, (16, 128)),
-        ("IQ1_S", (16, 256), 16 * 50, (16, 256)),
+        ("NVFP4", (16, 256), 16 * 144, (16, 256)),
         ("F32", (16,), 64, (1, 16)),
     ],
 )
