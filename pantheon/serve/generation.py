@@ -8,57 +8,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import tool_syntax
-from pantheon.engine.generate import Token, check_fits, generate, never
+from pantheon.engine.generate import Token, generate, never
 from pantheon.engine.prefix_cache import Warm
-from pantheon.engine.sampler import Constraint, SamplingParams
-from pantheon.errors import BadRequest
-from pantheon.serve.chat_request import ChatRequest
-from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, THINK, Emitter, Event, ToolFormat
+from pantheon.serve.chat_job import Job as Job
+from pantheon.serve.chat_job import check_bias as check_bias
+from pantheon.serve.chat_job import prepare_chat as prepare_chat
+from pantheon.serve.chat_job import room as room
+from pantheon.serve.emitter import Emitter, Event
 from pantheon.serve.loop_guard import EVERY, is_loop
-from pantheon.serve.tool_calls import parse_tool_block
-from pantheon.text.cut import cut, steps
 from pantheon.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
-    from pantheon.text.prompt import Prompt
-
-
-@dataclass(frozen=True)
-class Job:
-    """One answer to make, checked against the model: nothing is left to refuse.
-
-    `limit` is the most tokens it may have, cut to the room in the context; `uncapped`: the request named none.
-    `tools` are the offered functions, name -> parameter schema; `format` is how the model writes calls of them, None
-    when it may not.  `dropped_tokens`: how much longer the prompt was before it was cut.
-    """
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    limit: int
-    stop: tuple[str, ...] = ()
-    format: ToolFormat | None = None
-    tools: dict[str, Any] = field(default_factory=dict)
-    max_calls: int | None = None
-    opens_reasoning: bool = False
-    parse_reasoning: bool = True
-    new_constraint: Callable[[], Constraint | None] = lambda: None
-    ignore_eog: bool = False
-    uncapped: bool = False
-    dropped_tokens: int = 0
-
-    def choice(self, index: int) -> Job:
-        """The job of the index-th answer of several: a given seed counts up."""
-        if index == 0 or self.params.seed is None:
-            return self
-        return replace(self, params=replace(self.params, seed=(self.params.seed + index) % (1 << 64)))
 
 
 @dataclass(slots=True)
@@ -128,98 +94,6 @@ class Result:
         }
 
 
-def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | None], int] | None = None) -> Job:
-    """Everything that can be refused is refused here.  Raises BadRequest: messages, context, schema, token ids.
-
-    `fit(n_prompt, max_tokens)`: how long the prompt of a request that allows truncation may be now.
-    """
-    check_bias(request.params, model.n_vocab)
-    offered = [] if request.tool_choice == "none" else list(request.tools)
-    refuse_from = None if request.truncate else model.n_ctx
-    prompt = model.prompt(request.messages, offered or None, refuse_from=refuse_from, **request.template_kwargs)
-    whole = len(prompt.ids)
-    if request.truncate and fit is not None:
-        most = fit(whole, request.max_tokens)
-        if most < whole:
-            prompt = _cut_prompt(model, request, offered, prompt, most)
-    limit = room(prompt.ids, model.n_ctx, request.max_tokens)
-    syntax = tool_syntax(model.template.source)
-    spec = _constraint_spec(request, offered, syntax)
-
-    def new_constraint() -> Constraint | None:
-        return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning) if spec else None
-
-    new_constraint()
-    # an answer that must be JSON of its own is no call
-    may_call = bool(offered) and (spec is None or spec["type"] == "tools")
-    return Job(
-        prompt_ids=prompt.ids,
-        params=request.params,
-        limit=limit,
-        stop=request.stop,
-        format=(LLAMA3_TOOLS if syntax == "llama3" else COMMON_TOOLS) if may_call else None,
-        tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
-        max_calls=None if request.parallel_tool_calls else 1,
-        opens_reasoning=prompt.opens_reasoning,
-        new_constraint=new_constraint,
-        ignore_eog=request.ignore_eog,
-        uncapped=request.max_tokens is None,
-        dropped_tokens=whole - len(prompt.ids),
-    )
-
-
-def _cut_prompt(model: Model, request: ChatRequest, offered: list[dict[str, Any]], prompt: Prompt, most: int) -> Prompt:
-    """The prompt without its oldest turns, as few as will do [X21].  Raises BadRequest when the last turn alone is too
-    long."""
-    low, high = 0, len(steps(request.messages))
-    while low < high:
-        middle = (low + high) // 2
-        shorter = model.prompt(cut(request.messages, middle), offered or None, **request.template_kwargs)
-        low, high = (low, middle) if len(shorter.ids) <= most else (middle + 1, high)
-    shorter = model.prompt(cut(request.messages, low), offered or None, **request.template_kwargs)
-    if len(shorter.ids) <= most:
-        return shorter
-    raise BadRequest(
-        f"{len(prompt.ids)} tokens are too many, and so are the {len(shorter.ids)} of what can not be dropped (system, "
-        f"tools and the last turn); there is room for {most}",
-        code="context_length_exceeded", param="messages", n_prompt_tokens=len(prompt.ids), n_ctx=model.n_ctx,
-        fit_tokens=most,
-    )  # fmt: skip
-
-
-def _constraint_spec(request: ChatRequest, offered: list[dict[str, Any]], syntax: str) -> dict[str, Any] | None:
-    if request.tool_choice in ("required", "named"):
-        named = {"type": "function", "function": {"name": request.tool_name}}
-        return {
-            "type": "tools",
-            "tools": offered,
-            "tool_choice": named if request.tool_choice == "named" else "required",
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "syntax": syntax,
-        }
-    return request.response_format
-
-
-def check_bias(params: SamplingParams, n_vocab: int) -> None:
-    """Raise BadRequest for a logit_bias id that the model does not have [B11d]."""
-    for token, _ in params.logit_bias:
-        if token >= n_vocab:
-            raise BadRequest(f"logit_bias: token {token} is outside the vocabulary of {n_vocab}", param="logit_bias")
-
-
-def room(prompt_ids: Sequence[int], n_ctx: int, max_tokens: int | None, param: str = "messages") -> int:
-    """The cap clamped to the room that the prompt leaves [B06e].  Raises BadRequest, param as given [B26]."""
-    if not prompt_ids:
-        raise BadRequest("the prompt is empty", param=param)
-    try:
-        check_fits(len(prompt_ids), n_ctx)
-    except BadRequest as fault:
-        fault.param = param
-        raise
-    left = n_ctx - len(prompt_ids)
-    return left if max_tokens is None else min(left, max_tokens)
-
-
 class Generation:
     """One run of a job.  Iterate over its steps once; then `result` is set.
 
@@ -250,9 +124,12 @@ class Generation:
             job.stop,
             starts_in_reasoning=job.opens_reasoning,
             parse_reasoning=job.parse_reasoning,
+            thought=job.thought,
             tools=job.format,
+            offered=job.tools,
         )
-        self._markers = _markers(job)
+        self._markers = job.markers
+        #: how many calls have begun
         self._calls = 0
         self._loop_guard, self._ids, self._looped = loop_guard, list[int](), False
 
@@ -298,8 +175,9 @@ class Generation:
         self.tokens += not token.is_eog
         events = [] if token.is_eog else self._emitter.feed(self._text(token.id))
         if last:
-            events = [*events, *self._emitter.feed(self._detokenizer.flush()), *self._emitter.finish()]
-        deltas = [delta for event in events for delta in self._deltas(event)]
+            events += self._emitter.feed(self._detokenizer.flush())
+            events += self._emitter.finish(cut=self._cut(token))
+        deltas = [delta for event in events if (delta := self._delta(event)) is not None]
         return Step(deltas) if token.is_eog else Step(deltas, self._logprob(token), token.id)
 
     def _text(self, token: int) -> str:
@@ -308,32 +186,29 @@ class Generation:
             return self._detokenizer.flush() + text
         return self._detokenizer.push(token)
 
-    def _deltas(self, event: Event) -> Iterator[Delta]:
-        if event.channel != "tool":
-            yield Delta(event.channel, event.text)
-            return
-        # a bare JSON object may be anything: only the name of a tool makes it a call
-        names = set(self._job.tools) if event.text.lstrip().startswith("{") else None
-        calls, leftover = parse_tool_block(event.text, names, self._job.tools)
-        for call in calls:
-            if self._job.max_calls is None or self._calls < self._job.max_calls:
-                yield Delta("call", call.arguments, self._calls, f"call_{secrets.token_hex(12)}", call.name)
-                self._calls += 1
-        if leftover:
-            yield Delta("content", leftover)
+    def _delta(self, event: Event) -> Delta | None:
+        """None for what follows the last call that the request allows."""
+        if event.channel != "call":
+            return Delta(event.channel, event.text)
+        self._calls += event.name != ""
+        if self._job.max_calls is not None and self._calls > self._job.max_calls:
+            return None
+        call_id = f"call_{secrets.token_hex(12)}" if event.name else ""
+        return Delta("call", event.text, self._calls - 1, call_id, event.name)
 
     def _end(self, token: Token, last: bool) -> Literal["stop", "length"] | None:
         """Whether, and why, the answer ends with this token."""
         if self._emitter.stopped is not None:
             return "stop"
-        if self._job.max_calls is not None and self._calls >= self._job.max_calls:
+        if self._job.max_calls is not None and self._emitter.calls >= self._job.max_calls:
             return "stop"
         if not last:
             return None
-        if self._looped:
-            return "length"
-        # a constraint that is complete ends the run below the limit
-        return "stop" if token.is_eog or token.n < self._job.limit else "length"
+        return "length" if self._cut(token) else "stop"
+
+    def _cut(self, token: Token) -> bool:
+        """Whether the last token is so for a cap; a constraint that is complete ends the run below the limit."""
+        return self._looped or not (token.is_eog or token.n < self._job.limit)
 
     def _finish(self, reason: Literal["stop", "length"], began: float, first: float) -> None:
         self.result = Result(
@@ -359,10 +234,3 @@ class Generation:
     def _bytes(self, token: int) -> bytes:
         # a model may have more rows than its tokenizer has texts
         return self._tokenizer.token_bytes(token, special=True) if token < self._tokenizer.n_vocab else b""
-
-
-def _markers(job: Job) -> frozenset[str]:
-    found = {THINK, "</think>"} if job.parse_reasoning else set()
-    for opening, closing_marker in job.format.blocks if job.format else ():
-        found |= {opening, closing_marker or opening}
-    return frozenset(found)

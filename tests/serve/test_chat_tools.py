@@ -86,9 +86,28 @@ def test_bare_json_is_a_call_only_by_the_name_of_a_tool() -> None:
 
 
 def test_cap_inside_a_call_is_length() -> None:
+    """The call as far as it got, as OpenAI does; before its arguments it is text."""
     with scripted(*CALL) as api:
         whole, reason = message(api, tools=TOOLS, max_tokens=3)
-        assert reason == "length" and "tool_calls" not in whole
+        assert reason == "length" and "tool_calls" not in whole and whole["content"] == "".join(CALL[:3])
+        whole, reason = message(api, tools=TOOLS, max_tokens=4)
+        assert reason == "length" and whole["content"] is None
+        assert whole["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Os'}
+        stream = api.stream(tools=TOOLS, max_tokens=4)
+        assert (stream.finish, stream.calls()[0]["arguments"]) == ("length", '{"city": "Os')
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    with scripted(*CALL) as api:
+        parts = [part for choice in api.stream(tools=TOOLS).choices() for part in choice["delta"].get("tool_calls", [])]
+        assert [part["function"]["arguments"] for part in parts] == ["", '{"city": "Os', 'lo"}']
+
+
+def test_a_call_that_breaks_within_its_arguments_is_a_call() -> None:
+    with scripted('<tool_call>{"name": "get_weather", "arguments": {"city": Os', "lo}}</tool_call>") as api:
+        whole, reason = message(api, tools=TOOLS)
+        assert reason == "tool_calls" and whole["content"] is None
+        assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": Oslo}}'
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pantheon.serve.emitter import COMMON_TOOLS, LLAMA3_TOOLS, Emitter
+from pantheon.serve.call_formats import COMMON_TOOLS, LLAMA3_TOOLS
+from pantheon.serve.emitter import Emitter
 
 
 def run(pieces: list[str], stop: tuple[str, ...] = (), **options: Any) -> tuple[dict[str, str], str | None]:
     emitter = Emitter(stop, **options)
-    joined = {"reasoning": "", "content": "", "tool": ""}
+    joined = {"reasoning": "", "content": ""}
     for events in [*(emitter.feed(p) for p in pieces), emitter.finish()]:
         for event in events:
-            assert event.text
-            joined[event.channel] += event.text
+            assert event.text or event.name
+            # a call as its name and its arguments
+            joined[event.channel] = joined.get(event.channel, "") + (event.name and f"[{event.name}]") + event.text
     return joined, emitter.stopped
 
 
@@ -49,9 +51,9 @@ def test_reasoning_and_content(pieces: list[str], reasoning: str, content: str) 
 def test_template_that_opened_the_thought() -> None:
     """B21a: the prompt ends inside <think>."""
     joined, _ = run(["plan\n", "</th", "ink>", "\n\n", "answer"], starts_in_reasoning=True)
-    assert joined == {"reasoning": "plan", "content": "answer", "tool": ""}
+    assert joined == {"reasoning": "plan", "content": "answer"}
     joined, _ = run(["<think>\nplan</think>x"], starts_in_reasoning=True)
-    assert joined == {"reasoning": "plan", "content": "x", "tool": ""}
+    assert joined == {"reasoning": "plan", "content": "x"}
 
 
 def test_reasoning_parser_can_be_off() -> None:
@@ -89,43 +91,8 @@ def test_nothing_of_a_stop_string_is_shown_early() -> None:
 
 def test_a_false_start_is_released_at_once() -> None:
     emitter = Emitter(("abcd",))
-    assert emitter.feed("xab") == [("content", "x")]
-    assert emitter.feed("z") == [("content", "abz")]
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "tool"),
-    [
-        ("<tool_call>{}</tool_call>", "", "<tool_call>{}</tool_call>"),
-        ("ok\n<function=f></function>\n[TOOL_CALLS][]", "ok\n", "<function=f></function>[TOOL_CALLS][]"),
-        ("<tool_call>{ never closed", "", "<tool_call>{ never closed"),
-        ("[TOOL_CALLS][{}]", "", "[TOOL_CALLS][{}]"),
-        ("<function=f></function>after", "after", "<function=f></function>"),
-        ('{"name": "f"}', '{"name": "f"}', ""),
-    ],
-)  # fmt: skip
-def test_tool_blocks(text: str, content: str, tool: str) -> None:
-    """M044, M121."""
-    joined, _ = run([text], tools=COMMON_TOOLS)
-    assert (joined["content"], joined["tool"]) == (content, tool)
-
-
-def test_a_tool_block_goes_out_whole() -> None:
-    emitter = Emitter(tools=COMMON_TOOLS)
-    assert emitter.feed("<tool_call>{") == [] and emitter.feed('"a"}') == []
-    assert emitter.feed("</tool_call>") == [("tool", '<tool_call>{"a"}</tool_call>')]
-
-
-def test_a_closing_marker_inside_an_argument_is_text() -> None:
-    block = '<tool_call>{"name": "f", "arguments": {"text": "say \\"hi\\" </tool_call> now"}}</tool_call>'
-    assert run([block + "after"], tools=COMMON_TOOLS)[0] == {"reasoning": "", "content": "after", "tool": block}
-    torn = '<tool_call>{"name": "f</tool_call>'
-    assert run([torn + "after"], tools=COMMON_TOOLS)[0] == {"reasoning": "", "content": "after", "tool": torn}
-
-
-def test_bare_json_is_a_call_for_llama3_only_at_the_start() -> None:
-    assert run(['\n{"name": "f"}'], tools=LLAMA3_TOOLS)[0]["tool"] == '{"name": "f"}'
-    assert run(['see {"name": "f"}'], tools=LLAMA3_TOOLS)[0]["tool"] == ""
+    assert [event.text for event in emitter.feed("xab")] == ["x"]
+    assert [event.text for event in emitter.feed("z")] == ["abz"]
 
 
 def test_without_tools_their_markers_are_text() -> None:
