@@ -21,6 +21,8 @@ GIB = 1 << 30
 MAX_DIES = 16
 #: Slots that BATCH_SLOTS=1 (or on) means, and the most it can ask for.
 BATCH_SLOTS, MAX_BATCH_SLOTS = 8, 64
+#: The rules of text.stable_prefix.
+STABLE_RULES = ("attribution", "time")
 
 
 class SettingError(PantheonError):
@@ -168,6 +170,14 @@ def key(value: str) -> str:
     return value
 
 
+def rules(value: str) -> str:
+    """Names of rules with commas between them, each once; `off` for none."""
+    words = list(dict.fromkeys(word.strip() for word in value.split(",")))
+    if words != ["off"] and not all(word in STABLE_RULES for word in words):
+        raise ValueError(f"expects off, or some of {','.join(STABLE_RULES)}")
+    return ",".join(words)
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 _BATCH = "the batch scheduler"
@@ -176,6 +186,7 @@ _TABLE = (
     Setting("PN_KERNEL_CACHE", _text, "", "folder", "where compiled kernels are kept (default: ~/.cache/pantheon)"),
     Setting("PN_LOG_FORMAT", choice("text", "json"), "text", "text or json", "log lines of a server"),
     Setting("PN_CHAT_CHATML_THINK", switch, 0, "0 or 1", "open each ChatML answer with <think>"),
+    Setting("PN_STABLE_PREFIX", rules, "attribution", "rules", "volatile lines kept out of system prompts"),
     # dies
     Setting("PN_VIRTUAL_DIES", virtual_dies, None, "COUNTxSIZE", "CPU-backed dies with a byte budget each"),
     Setting("PN_DIE_RESERVE_BYTES", size, GIB, "bytes", "kept free on every CUDA die; on others when set"),

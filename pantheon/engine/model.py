@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon import seams
+from pantheon import seams, settings
 from pantheon.accel.executor import Columns, Runner, RunnerState
 from pantheon.engine.generate import check_fits, generate
 from pantheon.engine.sampler import NewDraw, SamplingParams
@@ -21,6 +21,7 @@ from pantheon.plan.state_spec import KVType
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
 from pantheon.text.prompt import Prompt, build_prompt
+from pantheon.text.stable_prefix import stable
 from pantheon.text.tokenizer import Tokenizer
 
 
@@ -159,7 +160,8 @@ class Model:
         **template_kwargs: Any,
     ) -> Prompt:
         """What this model reads for a conversation.  Raises BadRequest naming messages[i]…, or with the template's own
-        words when it refuses; `refuse_from`: see `build_prompt`."""
+        words when it refuses; `refuse_from`: see `build_prompt`.  Volatile lines are kept out [PN_STABLE_PREFIX]."""
+        messages = stable(messages, settings.get("PN_STABLE_PREFIX"))
         ready = normalise(messages, self.template, tools, **template_kwargs)
         return build_prompt(self.tokenizer, self.template, ready, tools, refuse_from=refuse_from, **template_kwargs)
 

@@ -66,6 +66,12 @@ SAMPLING: Fields = (
 SESSION: Fields = (
     hint(text("session_id", "names the conversation, so that it finds the replica and the slot where it is warm")),
     hint(text("prompt_cache_key", "of the same kind")),
+    hint(either("conversation", [_STRING, members("", "", text("id", "")).schema], "of the same kind")),
+    hint(text("conversation_id", "of the same kind")),
+    hint(text("thread_id", "of the same kind")),
+    hint(text("chat_id", "of the same kind")),
+    hint(members("metadata", "may hold one of these names too, or a `user_id` with a session in it")),
+    hint(members("client_metadata", "the same")),
 )
 
 _FUNCTION = object_of((

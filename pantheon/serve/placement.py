@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pantheon import settings
 from pantheon.engine.prefix_cache import Marks
+from pantheon.text.stable_prefix import stable
 
 #: A hop to another replica leaves a second copy of the conversation behind and may push out another one's: so much
 #: waiting is always cheaper, and so little saving binds nobody.
@@ -77,7 +79,7 @@ def marks_of_chat(messages: Iterable[Any], *context: Any) -> Marks:
     (tools, template arguments)."""
     sizes, digests = 0, []
     state = hashlib.blake2b(_canonical(context), digest_size=8)
-    for message in messages:
+    for message in stable(messages, settings.get("PN_STABLE_PREFIX")):
         data = _canonical(message)
         state.update(len(data).to_bytes(8, "little") + data)
         sizes += len(data)
