@@ -128,6 +128,11 @@ class Runner(Protocol):
         """
         ...
 
+    def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """float32 [len(columns.wanted), width], the caller's own: the wanted columns behind the last norm, before the
+        output matrix, which is not read.  What was said of `forward` holds."""
+        ...
+
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile what a forward needs."""
         ...

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.accel.executor import Columns, Progress, WeightSource
+from pantheon.accel.hidden import normed
 from pantheon.errors import ModelFileError
 from pantheon.formats.quant import UnsupportedType, dequantize
 from pantheon.plan.buffers import Buffer, Matrix, Vector
@@ -120,6 +121,15 @@ class ReferenceRunner:
         call.rows[self.plan.head_in.index] = hidden
         self._ops(self.plan.head, call)
         return call.rows[self.plan.logits.index]
+
+    def hidden(self, state: Any, columns: Columns) -> Array:
+        """float32 [n_wanted, width]: behind the last norm."""
+        columns.check(self.plan.n_vocab, state.n_slots, min(state.n_ctx, self.n_ctx))
+        call = _Call(state, columns, [np.zeros((len(columns.tokens), b.width), np.float32) for b in self.plan.buffers])
+        self._ops(self.plan.body, call)
+        norm = self.plan.last_norm
+        rows = call.rows[self.plan.hidden.index][columns.wanted]
+        return normed(rows, norm, self._vector(norm.weight) if norm is not None else None)
 
     def _ops(self, ops: tuple[Op, ...], call: _Call) -> None:
         for op in ops:

@@ -96,6 +96,14 @@ class Model:
             np.copyto(out, logits)
             return out
 
+    def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """One forward under the turn: float32 [n_wanted, width], the wanted columns behind the last norm."""
+        with self._turn:
+            if self._closed:
+                raise Unavailable(f"model {self.name} is closed", code="model_closed")
+            seams.hit("forward")
+            return self.runner.hidden(state, columns)
+
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; control markers in it stay text unless parse_special."""
         return self.tokenizer.tokenize(text, add_special, parse_special)

@@ -245,6 +245,14 @@ class ScriptedRunner:
             state.asked[slot] = asked + 1
         return logits
 
+    def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """float32 [n_wanted, 8]: what a token looks like, wherever it stands."""
+        assert isinstance(state, ScriptedState)
+        columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
+        tokens = columns.tokens[columns.wanted].astype(np.float64)
+        rows: NDArray[np.float32] = np.cos(tokens[:, None] * np.arange(1, 9)).astype(np.float32)
+        return rows
+
     def _pass_time(self, state: ScriptedState, columns: Columns) -> None:
         """A slot that was asked before and brings one column is decoding; the rest is prefill."""
         slots, counts = np.unique(columns.slots, return_counts=True)

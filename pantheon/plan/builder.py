@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pantheon.plan.buffers import Buffer, Matrix, Vector
-from pantheon.plan.ops import Op
+from pantheon.plan.ops import Op, RmsNorm
 from pantheon.plan.rope import RopeSpec
 from pantheon.plan.state_spec import StateSpec
 
@@ -35,6 +35,11 @@ class Plan:
         """Every op in order, body first."""
         yield from self.body
         yield from self.head
+
+    @property
+    def last_norm(self) -> RmsNorm | None:
+        """The norm between the last layer and the output matrix; its output is what a model knows of a column."""
+        return next((op for op in self.head if isinstance(op, RmsNorm) and op.x is self.head_in), None)
 
     def matrices(self) -> list[Matrix]:
         """Every weight matrix once, in the order of first use."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from pantheon.accel.cpu.table import Builder, Memory, encode, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.cpu.team import Team
 from pantheon.accel.executor import Columns, Progress, RunnerState
+from pantheon.accel.hidden import normed
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
 from pantheon.plan.ops import MatMul
@@ -106,6 +108,8 @@ class CpuRunner:
         buffers = [take(rows * stride(b.width)) for b, rows in sizes.buffer_rows(self.plan).items()]
         logits = buffers[self.plan.logits.index].view(np.float32)
         self._logits = logits.reshape(-1, stride(self.plan.logits.width) // 4)[:, : self.plan.n_vocab]
+        hidden = buffers[self.plan.hidden.index].view(np.float32)
+        self._hidden = hidden.reshape(-1, stride(self.plan.hidden.width) // 4)[:, : self.plan.hidden.width]
         staging = take(sizes.staging(self.plan))
         return Memory(
             self._weights.matrices,
@@ -203,6 +207,16 @@ class CpuRunner:
             self._run(0 if first else n, part)
             rows[first : first + len(part)] = self._logits[: len(part)]
         return rows
+
+    def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """See `accel.executor.Runner`: the body alone, whose last rows stay where it left them."""
+        self.forward(state, replace(columns, wanted=columns.wanted[:0]))
+        norm = self.plan.last_norm
+        weight = None
+        if norm is not None:
+            at_address = (ctypes.c_float * norm.weight.size).from_address(self._weights.vectors[norm.weight])
+            weight = np.frombuffer(at_address, np.float32)
+        return normed(self._hidden[columns.wanted], norm, weight)
 
     def _run(self, n: int, wanted: NDArray[np.int32]) -> None:
         """One job of the team: the body on n columns, the head on the wanted ones."""
