@@ -23,18 +23,12 @@ from pantheon.accel.die_manager import DieManager
 from pantheon.errors import PantheonError
 from pantheon.mem import memwatch
 from pantheon.progress import Progress
+from pantheon.serve import flags
 from pantheon.serve.api import build_router
 from pantheon.serve.context import App
 from pantheon.serve.die_feed import feed_dies
 from pantheon.serve.dry_run import dry_run
-from pantheon.serve.flags import (
-    add_serve_parser,
-    configuration,
-    http_config,
-    log_configuration,
-    model_roots,
-    model_specs,
-)
+from pantheon.serve.flags import add_serve_parser
 from pantheon.serve.http_server import PantheonServer
 from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, free
 from pantheon.serve.registry import Registry
@@ -55,16 +49,16 @@ _log = log.logger("serve")
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal.  Returns the exit code; raises PantheonError when the server can not start at all."""
-    log.setup(args.log_level)
+    log.setup(args.log_level, flags.log_format(args), bounded=True)
     settings.check_all()
-    config = http_config(args)
-    specs = model_specs(args.models, args.no_model)
+    config = flags.http_config(args)
+    specs = flags.model_specs(args.models, args.no_model)
     app = _app(args, specs)
-    rows = configuration(args, app.model_roots)
+    rows = flags.configuration(args, app.model_roots)
     if args.dry_run:
         return dry_run(app, specs, rows)
     check_router(config.host)
-    log_configuration(rows)
+    flags.log_configuration(rows, args.without_effect)
     # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
     events: queue.SimpleQueue[str] = queue.SimpleQueue()
     _on_signals(events)
@@ -86,14 +80,19 @@ def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
     dies = DieManager.discover()
     for spec in specs:
         dies.check(spec.dies or ())
-    options = LoadOptions(ctx=args.ctx, threads=args.threads, kv_type=args.kv_type, watch=memwatch.from_settings())
+    options = LoadOptions(
+        ctx=flags.context(args), threads=args.threads, kv_type=flags.kv_type(args), watch=memwatch.from_settings()
+    )
     return App(
         registry=Registry(dies=dies),
         load_options=options,
-        model_roots=model_roots(args, specs),
+        model_roots=flags.model_roots(args, specs),
         strict_model=args.strict_model,
         request_timeout_s=args.request_timeout,
         loop_guard=args.loop_guard,
+        defaults=flags.defaults(args),
+        metrics_view=not args.no_metrics,
+        slots_view=not args.no_slots,
     )
 
 
@@ -146,6 +145,7 @@ def _wait(events: queue.SimpleQueue[str], start_up: StartUp) -> int:
             return 0
         if start_up.failure is not None:
             # the only line that must be seen, whatever the log level
+            log.drain()
             print(f"pantheon: error: {' '.join(start_up.failure.split())}", file=sys.stderr, flush=True)
             return 1
 
@@ -159,6 +159,7 @@ def _stop(app: App, server: PantheonServer, start_up: StartUp, code: int) -> Non
     if server.connections or start_up.running or app.jobs.running:
         # a thread in compiled code can not be asked to end, and must not meet an interpreter that is being taken down
         _log.info("stopped %s", log.fields(unfinished=[t.name for t in threading.enumerate()][1:]))
+        log.drain()
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(code)

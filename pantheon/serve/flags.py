@@ -16,14 +16,21 @@ from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import PantheonError
 from pantheon.serve.admin import MR_MAX_NAME
 from pantheon.serve.context import LOOP_GUARD
+from pantheon.serve.defaults import Defaults
+from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
 
+KV_TYPES = ("f32", "f16", "q8_0")
 LEVELS = ("debug", "info", "warning", "error")
 _log = log.logger("serve")
 
 # ---- the parser -------------------------------------------------------------------------------------------------
+
+
+#: llama-server has one model, so that its name may stand in front of it
+_EARLY = ("-a", "--alias")
 
 
 class _ModelFlag(argparse.Action):
@@ -34,13 +41,17 @@ class _ModelFlag(argparse.Action):
     ) -> None:
         models: list[dict[str, Any]] = list(namespace.models)
         if self.dest == "path":
-            if models and models[-1]["path"] is None:
+            if models and "flag" in models[-1]:
+                models[-1] = {**models[-1], "path": values}
+                del models[-1]["flag"]
+            elif models and models[-1]["path"] is None:
                 early = " and ".join(f"--{key}" for key in models[-1] if key != "path")
                 parser.error(f"{early} must stand behind the --model it belongs to")
-            models.append({"path": values})
+            else:
+                models.append({"path": values})
         elif not models:
             # before any --model they can only mean the default model
-            models.append({"path": None, self.dest: values})
+            models.append({"path": None, self.dest: values, **({"flag": flag} if flag in _EARLY else {})})
         elif self.dest in models[-1]:
             parser.error(f"{flag} is given twice for one --model")
         else:
@@ -67,47 +78,92 @@ def add_serve_parser(subparsers: Any) -> None:
         "serve",
         usage="pantheon serve [--model FILE [--name NAME]]... [flags]",
         help="serve models over the OpenAI chat API",
-        description="Serve models over HTTP. /health answers at once and tells when they are loaded; Ctrl-C ends it.",
+        description="Serve models over HTTP. /health answers at once and tells when they are loaded; Ctrl-C ends it. "
+        "Command lines of llama-server are understood.",
+        # --ctx must not be what --ctx-size is short for
+        allow_abbrev=False,
     )
     parser.set_defaults(models=[], given=frozenset())
-    for kind in (None, "store", "append", "store_true"):
+    for kind in (None, "store", "append", "store_true", "store_const"):
         parser.register("action", kind, _noting(parser._registry_get("action", kind)))
     add = parser.add_argument
     model = parser.add_argument_group("models (each --model may be followed by its own --name and --dies)")
-    model.add_argument("--model", action=_ModelFlag, dest="path", type=_not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
-    model.add_argument("--name", action=_ModelFlag, type=_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
+    model.add_argument("-m", "--model", action=_ModelFlag, dest="path", type=_not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
+    model.add_argument("-a", "--alias", "--name", action=_ModelFlag, dest="name", type=_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
     model.add_argument("--dies", action=_ModelFlag, type=_dies, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
     add("--no-model", action="store_true", help="start without a model; /admin/models/load brings them")
     add("--dry-run", action="store_true", help="print the configuration and what the models need, load nothing; exit code 1 when they do not fit")  # fmt: skip # noqa: E501
     add("--ctx", type=_whole(2, 1 << 40), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
-    add("--threads", type=_whole(1, 1024), metavar="N", help="compute threads (default: one for each physical core)")
-    add("--kv-type", choices=("f32", "f16", "q8_0"), help="number format of the KV cache")
+    add("-c", "--ctx-size", type=_whole(2, 1 << 40, none="0"), metavar="N", help="the same for all users together: with --parallel, each gets its part; 0 is the default")  # fmt: skip # noqa: E501
+    add("-kvu", "--kv-unified", action="store_true", help="with --ctx-size: it holds for each user")
+    add("-t", "--threads", type=_whole(1, 1024, none="-1"), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
+    add("--kv-type", choices=KV_TYPES, help="number format of the KV cache")
+    add("-ctk", "--cache-type-k", choices=KV_TYPES, help="the same, given for keys and for values")
+    add("-ctv", "--cache-type-v", choices=KV_TYPES, help="see --cache-type-k")
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501
     add("--strict-model", action="store_true", help="404 for a request that names another model, even if only one is loaded")  # fmt: skip # noqa: E501
     add("--port", type=_whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
     add("--host", default="127.0.0.1", type=_not_empty, help="address to listen on (default: 127.0.0.1)")
-    add("--api-key", action="append", default=[], metavar="KEY", help="demand this key; may be repeated")
+    add("--api-key", action="append", default=[], metavar="KEY", help="demand this key; may be repeated, or a list with commas")  # fmt: skip # noqa: E501
     add("--api-key-file", metavar="FILE", help="demand one of the keys in this file, one a line")
     add("--admin-key", metavar="KEY", help="demand this key on the admin routes, instead of loopback (default: PANTHEON_ADMIN_KEY)")  # fmt: skip # noqa: E501
-    add("--allow-origin", action="append", default=[], metavar="URL", help="web origin whose pages may use the API, besides loopback ones; may be repeated")  # fmt: skip # noqa: E501
+    add("--allow-origin", "--cors-origins", action="append", default=[], metavar="URL", help="web origin whose pages may use the API, besides loopback ones; may be repeated, or a list with commas; * is every one")  # fmt: skip # noqa: E501
     add("--allowed-host", action="append", default=[], metavar="NAME", help="further Host name to answer to when bound to loopback; may be repeated")  # fmt: skip # noqa: E501
     add("--max-connections", type=_whole(1, 65535), default=512, metavar="N", help="open connections at most (default: 512)")  # fmt: skip # noqa: E501
-    add("--threads-http", type=_whole(0, 1024), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
-    add("--request-timeout", type=_whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
+    add("--threads-http", type=_whole(0, 1024, none="-1"), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
+    add("-to", "--timeout", "--request-timeout", dest="request_timeout", type=_whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
     add("--loop-guard", type=_whole(0, 1 << 20), default=LOOP_GUARD, metavar="N", help=f"end an answer without a token cap when its last N tokens repeat one cycle; 0 never does (default: {LOOP_GUARD})")  # fmt: skip # noqa: E501
-    add("--ssl-cert", metavar="FILE", help="serve TLS with this certificate (PEM)")
-    add("--ssl-key", metavar="FILE", help="its key, when not in the same file")
+    add("--ssl-cert", "--ssl-cert-file", metavar="FILE", help="serve TLS with this certificate (PEM)")
+    add("--ssl-key", "--ssl-key-file", metavar="FILE", help="its key, when not in the same file")
+    add("--no-metrics", action="store_true", help="no GET /metrics")
+    add("--no-slots", action="store_true", help="no GET /slots")
     add("--log-level", choices=LEVELS, default="info", help="lines to log (default: info)")
+    add("-v", "--verbose", "--log-verbose", dest="log_level", action="store_const", const="debug", help="the same as --log-level debug")  # fmt: skip # noqa: E501
+    add("--log-format", choices=log.FORMATS, help="lines for people, or one JSON object a line (default: PN_LOG_FORMAT, or text)")  # fmt: skip # noqa: E501
+    add("--log-jsonl", dest="log_format", action="store_const", const="json", help="the same as --log-format json")
+    _add_defaults(parser)
+    add_llama_flags(parser)
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _add_defaults(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what requests get that do not say it").add_argument
+    add("--temp", "--temperature", dest="temp", type=_real(0, 2), metavar="T", help="temperature; 0 is greedy (default: 1)")  # fmt: skip # noqa: E501
+    add("--top-k", type=_whole(-1, 1 << 31), metavar="K", help="keep the K likeliest tokens; 0 is off (default: 40)")
+    add("--top-p", type=_real(0, 1), metavar="P", help="keep the likeliest tokens up to mass P (default: 0.95)")
+    add("--min-p", type=_real(0, 1), metavar="P", help="drop tokens below P times the best (default: 0.1)")
+    add("--repeat-penalty", type=_real(0.01, 100), metavar="R", help="make recent tokens less likely; 1 is off (default: 1)")  # fmt: skip # noqa: E501
+    add("--repeat-last-n", type=_whole(-1, 1 << 30), metavar="N", help="how many tokens are recent (default: 64)")
+    add("--presence-penalty", type=_real(-2, 2), metavar="R", help="taken off the logits of tokens that came up (default: 0)")  # fmt: skip # noqa: E501
+    add("--frequency-penalty", type=_real(-2, 2), metavar="R", help="the same for each time (default: 0)")
+    add("-s", "--seed", type=_whole(0, (1 << 64) - 1, none="-1"), metavar="N", help="the same seed gives the same answers (default: random)")  # fmt: skip # noqa: E501
+    add("-n", "--predict", "--n-predict", dest="n_predict", type=_whole(1, 1 << 40, none="-1", also="-2"), metavar="N", help="end an answer after N tokens (default: when the context is full)")  # fmt: skip # noqa: E501
+
+
+def _whole(low: int, high: int, none: str = "", also: str = "") -> Callable[[str], int | None]:
+    """`none`, `also`: what stands for the default, in llama-server's way."""
+
+    def parse(text: str) -> int | None:
+        if text and text in (none, also):
+            return None
         try:
             value = int(text)
         except ValueError:
             value = low - 1
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _real(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
         return value
 
     return parse
@@ -183,7 +239,7 @@ def model_roots(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> tuple[P
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
     """The keys of --api-key and --api-key-file.  Raises PantheonError for a file that can not be read or holds none."""
-    keys = list(args.api_key)
+    keys = [key.strip() for given in args.api_key for key in given.split(",")]
     if args.api_key_file is not None:
         try:
             lines = Path(args.api_key_file).read_text("utf-8").splitlines()
@@ -223,13 +279,60 @@ def http_config(args: argparse.Namespace) -> HttpConfig:
         api_keys=keys,
         admin_key=admin_key(args, keys),
         allowed_hosts=tuple(args.allowed_host),
-        allowed_origins=tuple(args.allow_origin),
+        allowed_origins=tuple(origin.strip() for given in args.allow_origin for origin in given.split(",")),
     )
+
+
+def context(args: argparse.Namespace, users: int = 1) -> int | None:
+    """The context of one user, None for the default.  Raises PantheonError for two that contradict each other."""
+    whole: int | None = args.ctx_size
+    if whole is None:
+        found: int | None = args.ctx
+        return found
+    if args.ctx is not None:
+        raise PantheonError("--ctx-size: stands against --ctx")
+    each = whole if args.kv_unified else whole // max(1, users)
+    if each < 2:
+        raise PantheonError(f"--ctx-size {whole}: leaves nothing for each of {users} users")
+    return each
+
+
+def kv_type(args: argparse.Namespace) -> str | None:
+    """The number format of keys and values, None for the default.  Raises PantheonError for two of them."""
+    given = {args.kv_type, args.cache_type_k, args.cache_type_v} - {None}
+    if args.cache_type_k != args.cache_type_v and args.kv_type is None and len(given) == 1:
+        missing = "--cache-type-v" if args.cache_type_v is None else "--cache-type-k"
+        raise PantheonError(f"{missing}: keys and values have one format here; give it for both")
+    if len(given) > 1:
+        raise PantheonError(f"--cache-type-k, --cache-type-v: one format for both, not {' and '.join(sorted(given))}")
+    return next(iter(given), None)
+
+
+def defaults(args: argparse.Namespace) -> Defaults:
+    """What requests get that do not say it."""
+    return Defaults(
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        seed=args.seed,
+        n_predict=args.n_predict,
+    )
+
+
+def log_format(args: argparse.Namespace) -> str:
+    """--log-format, else PN_LOG_FORMAT."""
+    found: str = args.log_format or settings.get("PN_LOG_FORMAT")
+    return found
 
 
 # ---- the configuration in force [X09] ---------------------------------------------------------------------------
 
-_NOT_SETTINGS = {"command", "debug", "given", "models", "dry_run", "version"}
+_NOT_SETTINGS = {"command", "debug", "given", "models", "dry_run", "version", "without_effect"}
 _SECRET_FLAGS = {"api_key", "admin_key"}
 
 Row = tuple[str, str, str]
@@ -275,7 +378,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{name:{widths[0]}}  {value:{min(widths[1], 40)}}  {origin}"
 
 
-def log_configuration(rows: Sequence[Row]) -> None:
+def log_configuration(rows: Sequence[Row], without_effect: Sequence[str] = ()) -> None:
     """One line for each origin, and a warning for each name that looks like a flag of ours and is none."""
     for origin in ("flag", "env", "default"):
         found: dict[str, str] = {}
@@ -285,6 +388,8 @@ def log_configuration(rows: Sequence[Row]) -> None:
                 found[key] = f"{found[key]}; {value}" if key in found else value
         if found:
             _log.info("config %s", log.fields(origin=origin, **found))
+    if without_effect:
+        _log.info("flags that change nothing here %s", log.fields(flags=" ".join(dict.fromkeys(without_effect))))
     for name, meant in settings.unknown_names():
         hint = f"; did you mean {meant}?" if meant else ""
         _log.warning("unknown environment flag %s%s", name, hint)

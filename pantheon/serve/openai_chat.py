@@ -17,7 +17,7 @@ from pantheon.serve.voice import OPENAI, frame
 
 def post_chat(app: App, request: Request, responder: Responder) -> None:
     """Answer one chat; errors and the end of the answer as `answer` says."""
-    chat = parse_chat_request(request.json(), dict(request.headers))
+    chat = parse_chat_request(app.defaults.fill(request.json()), dict(request.headers))
     kind = ChatStream if chat.stream else ChatWhole
     answer(app, chat, responder, lambda mine, job: kind(chat, mine.entry.name))
 
