@@ -17,6 +17,7 @@ from pantheon.serve import (
     openai_chat,
     openapi,
     props,
+    responses_api,
     slots,
     ui,
 )
@@ -37,6 +38,7 @@ def build_router(app: App) -> Router:
         ("GET", "/v1/models/", models_api.get_model),
         ("POST", "/v1/chat/completions", openai_chat.post_chat),
         ("POST", "/v1/completions", completions.post_completion),
+        ("POST", "/v1/responses", responses_api.post_response),
         ("POST", "/completion", native_completion.post_completion),
         ("POST", "/completions", native_completion.post_completion),
         ("POST", "/infill", native_completion.post_infill),

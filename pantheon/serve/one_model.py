@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pantheon.errors import NotFound
-from pantheon.serve import completions, health, models_api, openai_chat
+from pantheon.serve import completions, health, models_api, openai_chat, responses_api
 from pantheon.serve.context import App
 from pantheon.serve.http_request import Request
 from pantheon.serve.registry import Entry
@@ -21,6 +21,7 @@ from pantheon.serve.routes import HttpError, Responder
 _POSTS: dict[str, Callable[[App, Request, Responder], None]] = {
     "/v1/chat/completions": openai_chat.post_chat,
     "/v1/completions": completions.post_completion,
+    "/v1/responses": responses_api.post_response,
 }
 _GETS = ("/v1/models", "/v1/health", "/health")
 
@@ -50,7 +51,7 @@ def get(app: App, request: Request, responder: Responder) -> None:
 
 
 def post(app: App, request: Request, responder: Responder) -> None:
-    """/m/{model}/v1/chat/completions and /m/{model}/v1/completions."""
+    """/m/{model}/v1/chat/completions and the other APIs."""
     name, path = _split(request.tail, tuple(_POSTS), _GETS)
     if _ready(app, name) is None and not any(entry.name == name for entry in app.registry.all_entries()):
         raise NotFound(f"the model {name[:200]!r} does not exist", code="model_not_found", param="model")

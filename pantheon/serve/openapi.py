@@ -13,6 +13,7 @@ from typing import Any
 
 from pantheon import __version__
 from pantheon.serve import openapi_answers as answers
+from pantheon.serve import openapi_doors as doors
 from pantheon.serve import openapi_tables as tables
 from pantheon.serve.context import App
 from pantheon.serve.http_json import dump_json
@@ -75,6 +76,7 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/models/{id}", "One of them", "models", answers.MODEL, faults=(401, 403, 404)),
     _post("/v1/chat/completions", "Answer a conversation", "chat", tables.CHAT + _GENERATED, answers.CHAT),
     _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION),
+    _post("/v1/responses", "Answer a conversation, OpenAI's newer API", "chat", doors.RESPONSES, doors.RESPONSE),
     _post("/admin/models/load", "Load a model", "admin", tables.LOAD, answers.INSTANCE | {"status": "loaded"},
           answers={200: (JSON, answers.INSTANCE | {"status": "loaded"}), 202: (JSON, answers.UNDER_WAY)},
           faults=_ADMIN, guard="admin"),
@@ -103,7 +105,9 @@ def routes() -> Iterator[Route]:
 
 _ONE = "/m/{model}"
 #: what one_model.py answers
-ONE_MODEL = frozenset({"/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions"})
+ONE_MODEL = frozenset({
+    "/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses",
+})  # fmt: skip
 
 
 def get_openapi(app: App, request: Request, responder: Responder) -> None:

@@ -25,6 +25,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
     "/admin/models/load": {"path": "bad.gguf"},
     "/admin/models/unload": {"name": "nobody"},
 }
