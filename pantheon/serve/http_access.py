@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pantheon.serve.http_errors import HttpError
@@ -15,7 +16,10 @@ from pantheon.serve.http_request import Headers
 
 #: Paths that answer without an API key: what a probe asks, and what is the same on every server.
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready", "/ui", "/openapi.json"})
-EXPOSED_HEADERS = "X-Request-Id, Retry-After"
+EXPOSED_HEADERS = (
+    "X-Request-Id, Retry-After, X-Pantheon-Model, X-Pantheon-Replica, X-Pantheon-Queue-Ms, X-Pantheon-Cached-Tokens, "
+    "X-Pantheon-Context-Capped"
+)
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\[\]/:@]+)(?::[0-9]+)?", re.IGNORECASE)
 _DEFAULT_METHODS = "GET, HEAD, POST, OPTIONS"
@@ -41,14 +45,27 @@ def is_open(path: str) -> bool:
     return path in OPEN_PATHS or (path.startswith("/m/") and path.endswith("/health"))
 
 
-def _given_key(headers: Headers) -> str:
-    scheme, _, token = (headers.get("authorization") or "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or ""
+def _given_keys(headers: Headers) -> list[str]:
+    """What stands where keys stand: some clients send a placeholder in one header and the key in the other."""
+    found = headers.get_all("x-api-key")
+    for value in headers.get_all("authorization"):
+        scheme, _, token = value.partition(" ")
+        if scheme.lower() == "bearer":
+            found.append(token.strip())
+    return [key for key in found if key]
 
 
-def _equal(given: str, key: str) -> bool:
-    """Compared in constant time."""
-    return hmac.compare_digest(given.encode("latin-1", "replace"), key.encode())
+def _unknown(what: str, given: list[str], code: str) -> HttpError:
+    message = f"incorrect {what}" if given else f"{what} is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
+    return HttpError(
+        401, message, code=code, type="authentication_error", headers={"WWW-Authenticate": "Bearer"}
+    )  # fmt: skip
+
+
+def _any_equal(given: Iterable[str], keys: Iterable[str]) -> bool:
+    """Whether one of them is one of these; each pair is compared, and each in constant time."""
+    pairs = [(one.encode("latin-1", "replace"), key.encode()) for one in given for key in keys]
+    return any([hmac.compare_digest(one, key) for one, key in pairs])
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class Access:
     admin_key: str | None = field(default=None, repr=False)
 
     def check(self, method: str, path: str, host: str | None, headers: Headers, client: str = "127.0.0.1") -> None:
-        """Raises HttpError: 403 for a foreign host, page or machine, 401 for a missing or wrong key.
+        """Raises HttpError: 403 for a foreign host, page or machine, 401 for a missing or wrong key; preflights need none.
 
         `client` is the address of the peer.
         """
@@ -76,8 +93,20 @@ class Access:
             return
         if path.startswith("/admin"):
             self._check_admin(host, headers, client)
-        elif not is_open(path):
+            return
+        self._check_page(method, headers)
+        if not is_open(path):
             self._check_key(headers)
+
+    def _check_page(self, method: str, headers: Headers) -> None:
+        """A page can post what is no JSON across sites without asking first; it could not read the answer, but would
+        keep the model busy."""
+        origin = headers.get("origin")
+        if origin is None or method in ("GET", "HEAD") or self.allows_origin(origin):
+            return
+        kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HttpError(403, "this origin may only post application/json", code="origin_not_allowed")
 
     def _check_admin(self, host: str | None, headers: Headers, client: str) -> None:
         origin = headers.get("origin")
@@ -98,13 +127,12 @@ class Access:
         self._check_key(headers)
 
     def _check_admin_key(self, headers: Headers) -> None:
-        given = _given_key(headers)
-        if _equal(given, self.admin_key or ""):
+        given = _given_keys(headers)
+        if _any_equal(given, (self.admin_key or "",)):
             return
-        if any([_equal(given, key) for key in self.api_keys]):
+        if _any_equal(given, self.api_keys):
             raise HttpError(403, "an API key does not open the admin routes", code="admin_key_needed")
-        message = "incorrect admin key" if given else "the admin key is needed: Authorization: Bearer KEY"
-        raise HttpError(401, message, code="invalid_admin_key", headers={"WWW-Authenticate": "Bearer"})
+        raise _unknown("admin key", given, "invalid_admin_key")
 
     def _check_host(self, host: str | None) -> None:
         # a page that rebinds its own name to 127.0.0.1 still sends that name; only HTTP/1.0 comes without a host
@@ -119,10 +147,9 @@ class Access:
     def _check_key(self, headers: Headers) -> None:
         if not self.api_keys:
             return
-        given = _given_key(headers)
-        if not any([_equal(given, key) for key in self.api_keys]):
-            message = "incorrect API key" if given else "an API key is needed: Authorization: Bearer KEY"
-            raise HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        given = _given_keys(headers)
+        if not _any_equal(given, self.api_keys):
+            raise _unknown("API key", given, "invalid_api_key")
 
     def allows_origin(self, origin: str) -> bool:
         """Whether pages of this origin may read our answers."""
@@ -140,6 +167,7 @@ class Access:
             return {"Vary": "Origin"}
         return {
             "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Credentials": "true",
             "Access-Control-Expose-Headers": EXPOSED_HEADERS,
             "Vary": "Origin",
         }
@@ -163,6 +191,9 @@ class Access:
             "Access-Control-Max-Age": "86400",
             "Vary": "Origin",
         }
+        if origin is not None:
+            # no cookie means anything here, but some clients fetch everything with them
+            granted["Access-Control-Allow-Credentials"] = "true"
         if headers.get("access-control-request-private-network") == "true":
             granted["Access-Control-Allow-Private-Network"] = "true"
         return granted

@@ -302,6 +302,12 @@ def _capacity(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _FILES_RESERVED - _LEAVING))
 
 
+def _no_passphrase() -> str:
+    raise PantheonError(
+        "--ssl-key: needs a passphrase; give a key without one", code="bad_certificate", param="--ssl-key"
+    )  # fmt: skip
+
+
 def _tls_context(config: HttpConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None and config.tls_key is None:
         return None
@@ -309,7 +315,8 @@ def _tls_context(config: HttpConfig) -> ssl.SSLContext | None:
         raise PantheonError("--ssl-key needs --ssl-cert", code="bad_certificate", param="--ssl-cert")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        # without a password function OpenSSL would ask on the terminal, and wait
+        context.load_cert_chain(config.tls_cert, config.tls_key, password=_no_passphrase)
     except (OSError, ssl.SSLError) as fault:
         raise PantheonError(
             f"can not use the certificate {config.tls_cert}: {fault}", code="bad_certificate", param="--ssl-cert"

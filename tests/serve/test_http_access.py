@@ -69,6 +69,62 @@ def test_api_key() -> None:
     assert "sesame" not in repr(access)
 
 
+KEYS = (
+    ({}, 401), ({"authorization": "Bearer k"}, None), ({"x_api_key": "k"}, None), ({"x_api_key": "x"}, 401),
+    ({"authorization": "Bearer placeholder", "x_api_key": "k"}, None),
+    ({"authorization": "Bearer k", "x_api_key": "placeholder"}, None),
+    ({"authorization": "Basic azpr", "x_api_key": ""}, 401), ({"authorization": "k"}, 401),
+    ({"authorization": "Bearer kk"}, 401), ({"authorization": "Bearer k2"}, None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "status"), KEYS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/slots", "/v1/messages", "/props"])
+def test_a_key_in_either_header_opens_every_path_but_the_probes(path: str, sent: dict[str, str], status: int) -> None:
+    """Issue 6 point 3: Claude Code sends both headers, with a placeholder in one of them."""
+    access = Access(api_keys=("k", "k2"))
+    assert refusal(access, "POST", path, **sent) == (status and (status, "invalid_api_key"))
+    assert refusal(access, "OPTIONS", path) is None
+    assert refusal(Access(), "POST", path, **sent) is None
+
+
+def test_an_unknown_key_is_an_authentication_error_that_names_no_key() -> None:
+    with pytest.raises(HttpError, match="^incorrect API key$") as caught:
+        Access(api_keys=("sesame",)).check("GET", "/v1/models", "localhost", Headers([("x-api-key", "guess")]))
+    assert caught.value.type == "authentication_error" and caught.value.headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shortcut at the first that fits, none by ==."""
+    seen: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        seen.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("pantheon.serve.http_access.hmac.compare_digest", compare)
+    access = Access(api_keys=("a", "b", "c"))
+    assert refusal(access, authorization="Bearer a", x_api_key="b") is None
+    assert sorted(seen) == sorted((given, key) for given in (b"a", b"b") for key in (b"a", b"b", b"c"))
+
+
+def test_a_foreign_page_can_not_keep_the_model_busy_with_a_simple_post() -> None:
+    """B44d's kin on the open routes: text/plain and forms cross sites without a preflight, JSON does not."""
+    access = Access(allowed_origins=("https://ui.example",))
+    chat = "/v1/chat/completions"
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        sent = {"content_type": kind} if kind else {}
+        assert refusal(access, "POST", chat, origin="https://evil.example", **sent) == (403, "origin_not_allowed")
+        assert refusal(access, "POST", chat, origin="null", **sent) == (403, "origin_not_allowed")
+        assert refusal(access, "POST", chat, origin="https://ui.example", **sent) is None
+        assert refusal(access, "POST", chat, origin="http://localhost:3000", **sent) is None
+        assert refusal(access, "POST", chat, **sent) is None
+    # an application that is no page may send an origin of its own
+    json = "application/json; charset=utf-8"
+    assert refusal(access, "POST", chat, origin="vscode-webview://x", content_type=json) is None
+    assert refusal(access, "GET", "/v1/models", origin="https://evil.example") is None
+
+
 ADMIN = "/admin/models/load"
 
 
@@ -151,6 +207,9 @@ def test_allowed_origins_are_echoed(origin: str) -> None:
     access = Access(allowed_origins=("https://UI.example/",))
     headers = access.answer_headers("/v1/models", Headers([("Origin", origin)]))
     assert headers["Access-Control-Allow-Origin"] == origin and headers["Vary"] == "Origin"
+    assert headers["Access-Control-Allow-Credentials"] == "true"
+    exposed = headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Request-Id", "Retry-After", "X-Pantheon-Model", "X-Pantheon-Queue-Ms"} <= set(exposed)
     assert access.answer_headers("/admin/dies", Headers([("Origin", origin)])) == {}
 
 
@@ -177,6 +236,7 @@ def test_preflight_grants_what_is_asked_for() -> None:
     assert granted["Access-Control-Allow-Headers"] == wanted
     assert granted["Access-Control-Allow-Methods"] == "POST"
     assert granted["Access-Control-Allow-Origin"] == "http://localhost:5173"
+    assert granted["Access-Control-Allow-Credentials"] == "true"
     assert granted["Access-Control-Allow-Private-Network"] == "true" and int(granted["Access-Control-Max-Age"]) > 0
     assert "Access-Control-Allow-Origin" not in Access().preflight_headers("/admin/models/load", headers)
 
@@ -186,3 +246,4 @@ def test_preflight_without_an_origin_states_the_general_case() -> None:
     granted = Access().preflight_headers("/anything", Headers())
     assert "POST" in granted["Access-Control-Allow-Methods"]
     assert "Authorization" in granted["Access-Control-Allow-Headers"]
+    assert granted["Access-Control-Allow-Origin"] == "*" and "Access-Control-Allow-Credentials" not in granted

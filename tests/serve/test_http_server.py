@@ -587,6 +587,37 @@ def test_tls_flags_at_fault_are_named() -> None:
         PantheonServer(Router(), HttpConfig(port=0, tls_key="x"))
     with pytest.raises(PantheonError, match="can not use the certificate /nope.pem"):
         PantheonServer(Router(), HttpConfig(port=0, tls_cert="/nope.pem"))
+    with pytest.raises(PantheonError, match="--ssl-key: needs a passphrase"):
+        PantheonServer(
+            Router(), HttpConfig(port=0, tls_cert=str(TLS / "localhost.pem"), tls_key=str(TLS / "locked.key"))
+        )
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [("127.0.0.1", (), False), ("0.0.0.0", (), True), ("0.0.0.0", ("k",), False), ("::", (), True)],
+)
+def test_a_port_that_is_open_to_others_without_a_key_is_warned_of(
+    host: str, keys: tuple[str, ...], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 6 point 3."""
+    try:
+        server = PantheonServer(Router(), HttpConfig(host=host, port=0, api_keys=keys))
+    except PantheonError:
+        assert host == "::", "only IPv6 may be missing on a machine"
+        return
+    server.server_close()
+    found = [record for record in caplog.records if "beyond loopback without an API key" in record.getMessage()]
+    assert bool(found) == warned and all(record.levelname == "WARNING" for record in found)
+
+
+def test_a_request_may_bring_its_name(server: PantheonServer) -> None:
+    """It is echoed when it can not break anything, else ours stands."""
+    for name in ("trace-1", "a" * 128, "01JD:x/y+z=@_"):
+        assert ask(server, request("GET", "/", None, f"X-Request-Id: {name}")).headers["x-request-id"] == name
+    for name in ("a" * 129, "two words", "ä", ""):
+        answer = ask(server, request("GET", "/", None, f"X-Request-Id: {name}"))
+        assert answer.headers["x-request-id"].startswith("req_")
 
 
 def test_tls(make: Make) -> None:
