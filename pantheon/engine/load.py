@@ -72,13 +72,14 @@ def load_model(
     executor: str = "cpu",
     threads: int | None = None,
     kv_type: str | None = None,
+    template: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF file (or `script:FILE.json`).
 
     ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu" or "reference".
     threads: default = physical cores.  kv_type: "f32", "f16" or "q8_0"; default f16 for quantised weights, f32
-    otherwise.
+    otherwise.  template: Jinja source of a chat template to use instead of the file's.
     Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
     """
     seams.hit("load")
@@ -93,7 +94,7 @@ def load_model(
         check_memory(plan, n_ctx, kv)
         seams.hit("upload")
         runner = _upload(die, plan, file, n_ctx, kv, progress)
-        template = template_of(file, tokenizer)
+        chat_template = template_of(file, tokenizer, template)
         name, arch = model_name(file), str(file.metadata["general.architecture"])
     new_draw: NewDraw | None = None
     try:
@@ -107,7 +108,7 @@ def load_model(
         raise
     return Model(
         name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
-        tokenizer=tokenizer, template=template, n_ctx=n_ctx, new_draw=new_draw,
+        tokenizer=tokenizer, template=chat_template, n_ctx=n_ctx, new_draw=new_draw,
     )  # fmt: skip
 
 
@@ -178,9 +179,12 @@ def _naming(file: GGUFFile, read: Any) -> Any:
         raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
 
 
-def template_of(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | BrokenTemplate:
-    """The file's chat template, ChatML when it has none; one that does not compile is reported and kept broken."""
-    source = file.metadata.get("tokenizer.chat_template") or CHATML
+def template_of(
+    file: GGUFFile, tokenizer: Tokenizer, instead: str | None = None
+) -> ChatTemplate | BrokenTemplate:  # fmt: skip
+    """The file's chat template, or the one to use instead, ChatML when there is none; one that does not compile is
+    reported and kept broken."""
+    source = instead or file.metadata.get("tokenizer.chat_template") or CHATML
     if not isinstance(source, str):
         raise ModelFileError(file.path, "tokenizer.chat_template is not a string", param="tokenizer.chat_template")
     texts = [tokenizer.token_text(i) if i is not None else "" for i in (tokenizer.bos_id, tokenizer.eos_id)]

@@ -81,8 +81,9 @@ def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
     for spec in specs:
         dies.check(spec.dies or ())
     options = LoadOptions(
-        ctx=flags.context(args), threads=args.threads, kv_type=flags.kv_type(args), watch=memwatch.from_settings()
-    )
+        ctx=flags.context(args), threads=args.threads, kv_type=flags.kv_type(args),
+        template=flags.chat_template(args), watch=memwatch.from_settings(),
+    )  # fmt: skip
     return App(
         registry=Registry(dies=dies),
         load_options=options,

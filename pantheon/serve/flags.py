@@ -6,6 +6,7 @@ Turns words into values and refuses what makes no sense; starts nothing.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
+from pantheon.text.chat_template import CHATML, ChatTemplate
 
 KV_TYPES = ("f32", "f16", "q8_0")
+_THINKING: dict[str, dict[str, Any]] = {
+    "on": {"enable_thinking": True}, "off": {"enable_thinking": False}, "auto": {},
+}  # fmt: skip
 LEVELS = ("debug", "info", "warning", "error")
 _log = log.logger("serve")
 
@@ -121,6 +126,8 @@ def add_serve_parser(subparsers: Any) -> None:
     add("-v", "--verbose", "--log-verbose", dest="log_level", action="store_const", const="debug", help="the same as --log-level debug")  # fmt: skip # noqa: E501
     add("--log-format", choices=log.FORMATS, help="lines for people, or one JSON object a line (default: PN_LOG_FORMAT, or text)")  # fmt: skip # noqa: E501
     add("--log-jsonl", dest="log_format", action="store_const", const="json", help="the same as --log-format json")
+    add("--chat-template", metavar="TEXT", help="Jinja source of a chat template to use instead of the models' own, or chatml")  # fmt: skip # noqa: E501
+    add("--chat-template-file", metavar="FILE", help="a file that holds it")
     _add_defaults(parser)
     add_llama_flags(parser)
 
@@ -135,6 +142,9 @@ def _add_defaults(parser: argparse.ArgumentParser) -> None:
     add("--repeat-last-n", type=_whole(-1, 1 << 30), metavar="N", help="how many tokens are recent (default: 64)")
     add("--presence-penalty", type=_real(-2, 2), metavar="R", help="taken off the logits of tokens that came up (default: 0)")  # fmt: skip # noqa: E501
     add("--frequency-penalty", type=_real(-2, 2), metavar="R", help="the same for each time (default: 0)")
+    add("--chat-template-kwargs", type=_object, metavar="JSON", help="variables of the chat template")
+    add("-rea", "--reasoning", choices=("on", "off", "auto"), help="enable_thinking of the chat template (default: auto, what the template does)")  # fmt: skip # noqa: E501
+    add("--reasoning-format", choices=("auto", "deepseek", "deepseek-legacy"), help="reasoning goes out as reasoning_content, whichever is said")  # fmt: skip # noqa: E501
     add("-s", "--seed", type=_whole(0, (1 << 64) - 1, none="-1"), metavar="N", help="the same seed gives the same answers (default: random)")  # fmt: skip # noqa: E501
     add("-n", "--predict", "--n-predict", dest="n_predict", type=_whole(1, 1 << 40, none="-1", also="-2"), metavar="N", help="end an answer after N tokens (default: when the context is full)")  # fmt: skip # noqa: E501
 
@@ -167,6 +177,16 @@ def _real(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
+    return value
 
 
 def _not_empty(text: str) -> str:
@@ -321,7 +341,35 @@ def defaults(args: argparse.Namespace) -> Defaults:
         frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         n_predict=args.n_predict,
+        template_kwargs={**_THINKING[args.reasoning or "auto"], **(args.chat_template_kwargs or {})},
     )
+
+
+def chat_template(args: argparse.Namespace) -> str | None:
+    """The template of chats, None for the models' own.  Raises PantheonError for one that does not compile."""
+    source: str | None = args.chat_template
+    flag = "--chat-template"
+    if args.chat_template_file is not None:
+        if source is not None:
+            raise PantheonError("--chat-template-file: stands against --chat-template")
+        flag, source = f"--chat-template-file {args.chat_template_file}", _text_of(args.chat_template_file)
+    if source is None or source == "chatml":
+        return source and CHATML
+    if "{" not in source:
+        raise PantheonError(f"{flag}: {source[:80]!r} is no Jinja source, and the one template known by name is chatml")
+    try:
+        ChatTemplate(source)
+    except PantheonError as fault:
+        raise PantheonError(f"{flag}: {fault.message}", code=fault.code) from None
+    return source
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        why = getattr(fault, "strerror", None) or "is not UTF-8 text"
+        raise PantheonError(f"--chat-template-file {path}: {why}") from None
 
 
 def log_format(args: argparse.Namespace) -> str:

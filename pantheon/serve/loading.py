@@ -47,12 +47,14 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What holds for every load of a server.  `watch`: the memory that loads are admitted against; None for none."""
+    """What holds for every load of a server.  `template`: of chats, instead of the models' own.  `watch`: the memory
+    that loads are admitted against; None for none."""
 
     ctx: int | None = None
     threads: int | None = None
     kv_type: str | None = None
     executor: str = "cpu"
+    template: str | None = None
     watch: MemWatch | None = None
 
 
@@ -163,6 +165,7 @@ def _upload(
         executor=options.executor,
         threads=registry.dies.threads(entry.dies, options.threads),
         kv_type=options.kv_type,
+        template=options.template,
         progress=progress,
     )
     if options.watch is not None:

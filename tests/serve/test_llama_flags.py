@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pantheon.engine.load import load_model
 from pantheon.errors import PantheonError
 from pantheon.serve import flags, flags_llama
 from pantheon.serve.context import App
 from pantheon.serve.defaults import Defaults
 from tests.serve.api_server import serving
+
+TINY = Path(__file__).parents[1] / "data" / "models" / "tiny-llama.Q4_0.gguf"
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -96,11 +100,39 @@ def test_keys_and_values_have_one_format() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--temp", "3"], ["--temp", "nan"], ["--top-k", "x"], ["--top-p", "1.1"], ["--n-predict", "0"], ["--seed", "-2"]],
+    [["--temp", "3"], ["--temp", "nan"], ["--top-k", "x"], ["--top-p", "1.1"], ["--n-predict", "0"], ["--seed", "-2"],
+     ["--chat-template-kwargs", "[1]"], ["--reasoning", "maybe"]],
     ids=" ".join,
 )
 def test_bad_values_are_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert words[0] in refused(capsys, *words)
+
+
+def test_a_chat_template_of_the_operators(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert flags.chat_template(parse()) is None
+    assert "messages" in (flags.chat_template(parse("--chat-template", "chatml")) or "")
+    assert flags.chat_template(parse("--chat-template-file", str(file))) == file.read_text()
+    for words in (
+        ["--chat-template", "llama9"], ["--chat-template", "{% nope %}"], ["--chat-template-file", "/nope"],
+        ["--chat-template", "chatml", "--chat-template-file", str(file)],
+    ):  # fmt: skip
+        with pytest.raises(PantheonError, match="--chat-template"):
+            flags.chat_template(parse(*words))
+    model = load_model(TINY, ctx=64, executor="reference", template=file.read_text())
+    assert model.template.source == file.read_text()
+    model.close()
+
+
+def test_template_variables_of_the_server_give_way_to_those_of_a_request() -> None:
+    fill = flags.defaults(parse("--reasoning", "off", "--chat-template-kwargs", '{"a": 1}')).fill
+    assert fill({})["chat_template_kwargs"] == {"enable_thinking": False, "a": 1}
+    assert fill({"chat_template_kwargs": {"a": 2}})["chat_template_kwargs"] == {"enable_thinking": False, "a": 2}
+    assert fill({"enable_thinking": True})["chat_template_kwargs"] == {"a": 1}
+    assert fill({"reasoning_effort": "low"})["chat_template_kwargs"] == {"a": 1}
+    assert fill({"chat_template_kwargs": 3})["chat_template_kwargs"] == 3, "the parser's to refuse"
+    assert "chat_template_kwargs" not in flags.defaults(parse("--reasoning", "auto")).fill({})
 
 
 # ---- defaults of the server -----------------------------------------------------------------------------------------
