@@ -326,18 +326,20 @@ class Gate:
         cap_allowed: bool = False,
         warm_tokens: int = 0,
         evict: Callable[[], int] | None = None,
+        promised: Callable[[], int] = lambda: 0,
     ) -> Decision:
         """Decide on a turn, before any of it runs: ADMIT, or CAP to `fit_tokens` where the caller allows that [M200].
 
-        `evict` gives idle conversations up and returns how many went: they go before a turn is refused.
+        `evict` gives idle conversations up and returns how many went: they go before a turn is refused.  `promised`:
+        the bytes that other turns will still take.
 
         Raises BadRequest `context_length_exceeded` or Unavailable `memory_critical`, with the numbers.
         """
         self.step()
-        decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens)
+        decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens, promised())
         if decision.status == 503 and self.watch is not None and evict is not None and evict():
             self.watch.poll_once()
-            decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens)
+            decision = self._decide(state, prompt_tokens, max_tokens, cap_allowed, warm_tokens, promised())
         with self._lock:
             self.counts[decision.verdict.value] = self.counts.get(decision.verdict.value, 0) + 1
             if decision.admitted:
@@ -347,8 +349,9 @@ class Gate:
         return decision
 
     def _decide(
-        self, state: RunnerState, prompt_tokens: int, max_tokens: int | None, cap_allowed: bool, warm_tokens: int
-    ) -> Decision:
+        self, state: RunnerState, prompt_tokens: int, max_tokens: int | None, cap_allowed: bool, warm_tokens: int,
+        promised_bytes: int,
+    ) -> Decision:  # fmt: skip
         seen = self.watch.state if self.watch is not None else MemState(HostState(0, 0))
         rungs = self._ladder.rungs
         return admit_turn(
@@ -360,6 +363,7 @@ class Gate:
             cap_allowed=cap_allowed,
             window=rungs.prefill_window if "3" in rungs.on else 0,
             psi_full_reject=self.watch.thresholds.psi_full_reject if self.watch is not None else 100.0,
+            promised_bytes=promised_bytes,
         )
 
     def _retry_after(self) -> int:

@@ -5,7 +5,7 @@ Works on one slot of a state that the caller owns; the caller holds the right to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ def generate(
     constraint: Constraint | None = None,
     ignore_eog: bool = False,
     chunk: int = PREFILL_CHUNK,
-) -> Iterator[Token]:
+) -> Generator[Token, None, None]:
     """Yield every sampled token, an end-of-generation token included and last.
 
     Stops at an EOG token, after max_tokens, when the context is full or when the constraint is complete.

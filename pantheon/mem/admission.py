@@ -71,6 +71,7 @@ def admit_turn(
     window: int = 0,
     dies: Sequence[int] = (),
     psi_full_reject: float = 15.0,
+    promised_bytes: int = 0,
 ) -> Decision:
     """Decide on one turn, before any of it runs [M201].
 
@@ -78,13 +79,15 @@ def admit_turn(
     [M199]; a sustained stall; a reserve that is touched already; then the costs against what is free on the host and on
     the `dies` given.  A turn whose KV lies on accelerators (`costs.on_die`) adds nothing to what the load took.
 
+    promised_bytes: what turns that run have been promised and have not taken yet; it is not free.
+
     window: the ladder's clamp (0: none).  It cuts only what may be cut; a turn that may not is judged by bytes alone,
     because TIGHT never refuses by itself [M102, X18].
     """
     host = state.host
     limit = min(n_ctx, window) if cap_allowed and window >= 2 * MIN_WINDOW else n_ctx
     reply = min(REPLY_TOKENS, n_ctx if max_tokens is None else max_tokens)
-    budget = _turn_budget(costs, state, dies)
+    budget = _turn_budget(costs, state, dies, promised_bytes)
     need = costs.bytes_for(min(prompt_tokens, n_ctx), min(reply, max(1, n_ctx - prompt_tokens)))
 
     def decision(verdict: Verdict, why: str, room: int, fit: int, status: int = 200, code: str = "") -> Decision:
@@ -118,10 +121,11 @@ def admit_turn(
     return refuse(f"it does not fit into the free memory of {budget.where}", fit)
 
 
-def _turn_budget(costs: TurnCosts, state: MemState, dies: Sequence[int]) -> _Budget:
+def _turn_budget(costs: TurnCosts, state: MemState, dies: Sequence[int], promised: int) -> _Budget:
     """The host's slack, or the free bytes of one of the dies where that is less."""
     host = state.host
-    places = [_Budget(f"the {host.bound_by}", host.total_bytes, max(0, host.slack_bytes), host.reserve_bytes)]
+    free = max(0, host.slack_bytes - promised)
+    places = [_Budget(f"the {host.bound_by}", host.total_bytes, free, host.reserve_bytes)]
     known = [] if costs.on_die else [state.dies[i] for i in dies if i in state.dies]
     places += [_Budget(f"die {die.index}", die.total_bytes, *_die_bytes(die)) for die in known]
     return min(places, key=lambda place: place.have)

@@ -5,7 +5,7 @@ A handle belongs to one thread; only `cancel` may be called from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from pantheon.engine.generate import Token, never
 from pantheon.errors import Cancelled
@@ -30,7 +30,9 @@ class Handle:
         slot: Slot,
         cancelled: Callable[[], bool] = never,
         on_prefill: Callable[[int, int], None] | None = None,
+        keep: bool = True,
     ) -> None:
+        self._keep = keep
         self._shared, self._run, self._slot = shared, run, slot
         self._cancelled, self._on_prefill = cancelled, on_prefill
         self._shown = -1
@@ -53,7 +55,7 @@ class Handle:
             self._run.cancelled = True
             self._run.cv.notify()
 
-    def __iter__(self) -> Iterator[Token]:
+    def __iter__(self) -> Generator[Token, None, None]:
         try:
             while True:
                 token = self._next()
@@ -140,4 +142,4 @@ class Handle:
         with self._shared.mu:
             self._run.cancelled = True
         with self._shared.turnstile.turn():
-            self._shared.unseat(self._slot, keep)
+            self._shared.unseat(self._slot, keep and self._keep)

@@ -214,6 +214,12 @@ class Overflow:
             self.closing = True
             self._cv.notify_all()
 
+    def wait_locked_s(self) -> float:
+        """How long someone who comes now would wait.  The caller holds mu."""
+        if not self.queue and self.inside < self.ceiling and self.level < HOLD_LEVEL:
+            return 0.0
+        return self._eta_s(len(self.queue))
+
     # ---- with mu held -----------------------------------------------------------------------------------------------
 
     def _poll_locked(self, ticket: Ticket) -> bool:

@@ -11,6 +11,7 @@ A place may begin one answer after the other.  Must not know HTTP, text or reque
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pantheon.accel.executor import RunnerState
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
 
 
 class Load(NamedTuple):
-    """How busy a scheduler is [M104]."""
+    """How busy a scheduler is [M104].  wait_s: how long someone who comes now would wait for a place; service_s: how
+    long a place is usually held."""
 
     active: int
     queued: int
     slots: int
+    wait_s: float = 0.0
+    service_s: float = 0.0
 
 
 class Place:
@@ -77,12 +81,14 @@ class Place:
         cancelled: Callable[[], bool] = never,
         on_prefill: Callable[[int, int], None] | None = None,
         admit: Callable[[int], None] | None = None,
+        keep: bool = True,
     ) -> Handle:
         """Begin an answer; the one before it is over.  Arguments as for `engine.generate.generate`.
 
         session, marks: whose conversation it is, for the prefix cache.  lookahead: see Run; 2 for an answer that its
         owner may end by its text, so that no more than 2 tokens are made in vain [X06].  admit(reused tokens): asked
         before the first forward, in the turn; what it raises comes out here, and what was warm stays [M201].
+        keep False: nothing may go on from what this answer leaves [M131].
         """
         assert self._ticket.inside, "a place that is still waiting"
         self.end()
@@ -99,7 +105,7 @@ class Place:
         )  # fmt: skip
         with shared.turnstile.turn():
             slot = shared.seat(run, session, marks, admit)
-        self._handle = Handle(shared, run, slot, cancelled, on_prefill)
+        self._handle = Handle(shared, run, slot, cancelled, on_prefill, keep)
         return self._handle
 
     def end(self, *, keep: bool = True) -> None:
@@ -177,16 +183,26 @@ class Scheduler:
         """The ladder's rung 2: how many users may be inside from now on; nobody is thrown out [M208, M220, X17]."""
         self._shared.overflow.set_ceiling(slots)
 
+    def turn(self) -> AbstractContextManager[object]:
+        """The right to run one forward, for a caller that reads into a state of its own; waits its time."""
+        return self._shared.turnstile.turn()
+
     def rehouse(self, state: RunnerState, cache: PrefixCache | None) -> bool:
         """Go on in another state of as many slots, with an empty cache over it; False while a slot is in use."""
         with self._shared.turnstile.turn():
             return self._shared.rehouse(state, cache)
 
+    @property
+    def resting(self) -> bool:
+        """Whether no slot is in use just now."""
+        with self._shared.mu:
+            return all(slot.phase is Phase.IDLE for slot in self._shared.slots)
+
     def load(self) -> Load:
-        """Users inside, users waiting, users at most now."""
+        """Users inside, users waiting, users at most now, and the times that follow from them."""
         with self._shared.mu:
             gate = self._shared.overflow
-            return Load(gate.inside, len(gate.queue), gate.ceiling)
+            return Load(gate.inside, len(gate.queue), gate.ceiling, gate.wait_locked_s(), gate.service_s)
 
     def view(self) -> dict[str, Any]:
         """What /admin/sched and /slots show."""

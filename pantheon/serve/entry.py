@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
     from pantheon.engine.prefix_cache import PrefixCache
+    from pantheon.sched.scheduler import Scheduler
 
 #: what a token of a prompt costs before it was measured
 _PROMPT_S = 0.001
@@ -27,7 +28,8 @@ class Entry:
     """One model instance [M055].  The fields down to `last_use` are guarded by the registry's lock.
 
     `model` and `state` are None until published.  `dies` is empty for a model on the CPU, and until the dies are chosen
-    when `auto`.  `gen_lock` is held by the one request that generates; `sched` is None on the single-user path.
+    when `auto`.  `gen_lock` is held by the one request that generates; `sched` shares the model between several, and is
+    None on the single-user path.
     `evicting` tells a running generation to stop; `left` asks whether the client of the running one has hung up.
     """
 
@@ -47,7 +49,7 @@ class Entry:
     stage: str = "waiting"
     progress: float = 0.0
     reserved_at: float = 0.0
-    sched: None = None
+    sched: Scheduler | None = None
     prefix_cache: PrefixCache | None = None
     gen_lock: threading.Lock = field(default_factory=threading.Lock)
     evicting: threading.Event = field(default_factory=threading.Event)
@@ -94,5 +96,7 @@ class Entry:
         self.answers += 1
 
     def wait_s(self, now: float) -> float:
-        """When this entry should be free, from the generations before."""
+        """When this entry should have a free place, from the generations before."""
+        if self.sched is not None:
+            return self.sched.load().wait_s
         return remaining_s(self.refs, max(0.0, now - self.began_at), self.service_s)

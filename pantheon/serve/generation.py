@@ -1,7 +1,7 @@
 """The one generation path: prompt -> context check -> prefill -> decode -> detokenizer -> emitter -> deltas [M079].
 
 Streamed and whole answers, chats and plain completions all run through `Generation`, so that they can not differ.
-The caller holds the entry's gen_lock.  Must not know HTTP or the shape of a reply.
+The caller has the right to generate, a place of seating.py.  Must not know HTTP or the shape of a reply.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from pantheon.serve.chat_job import prepare_chat as prepare_chat
 from pantheon.serve.chat_job import room as room
 from pantheon.serve.emitter import Emitter, Event
 from pantheon.serve.loop_guard import EVERY, is_loop
+from pantheon.serve.seating import Run, SoloRun
 from pantheon.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -103,21 +105,21 @@ class Generation:
     def __init__(
         self,
         model: Model,
-        state: RunnerState,
+        state: RunnerState | None,
         job: Job,
         *,
         cancelled: Callable[[], bool] = never,
         on_prefill: Callable[[int, int], None] | None = None,
         loop_guard: int = 0,
-        warm: Warm | None = None,
+        run: Run | None = None,
     ) -> None:
-        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `warm`: where in the
-        state it runs and what lies there (default: slot 0, nothing)."""
-        self._warm = Warm(None, 0, 0, ()) if warm is None else warm
+        """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `run`: where its tokens
+        come from; without one, from slot 0 of `state`, with nothing in it, under `cancelled` and `on_prefill`."""
+        assert run is not None or state is not None
+        self._run = run if run is not None else _alone(model, state, job, cancelled, on_prefill)
         self.result: Result | None = None
         self.tokens = 0
-        self._model, self._state, self._job = model, state, job
-        self._cancelled, self._on_prefill = cancelled, on_prefill
+        self._job = job
         self._tokenizer = model.tokenizer
         self._detokenizer = Detokenizer(model.tokenizer)
         self._emitter = Emitter(
@@ -134,35 +136,23 @@ class Generation:
         self._loop_guard, self._ids, self._looped = loop_guard, list[int](), False
 
     def __iter__(self) -> Iterator[Step]:
-        job = self._job
         began = first = time.perf_counter()
-        run = generate(
-            self._model,
-            self._state,
-            job.prompt_ids,
-            job.params,
-            max_tokens=job.limit,
-            slot=self._warm.slot,
-            reused=self._warm.reused,
-            held=self._warm.held,
-            cancelled=self._cancelled,
-            on_prefill=self._on_prefill,
-            constraint=job.new_constraint(),
-            ignore_eog=job.ignore_eog,
-        )
         reason: Literal["stop", "length"] | None = None
-        for token in run:
-            if token.n == 1:
-                first = time.perf_counter()
-            last = token.is_last or self._loops(token)
-            step = self._take(token, last)
-            reason = self._end(token, last)
-            if reason is not None:
-                # before the last step goes out, so that its reader may already ask
-                self._finish(reason, began, first)
-            yield step
-            if reason is not None:
-                return
+        # an iterator that is left early gives its slot back
+        with closing(iter(self._run)) as tokens:
+            for token in tokens:
+                if token.n == 1:
+                    first = time.perf_counter()
+                last = token.is_last or self._loops(token)
+                step = self._take(token, last)
+                reason = self._end(token, last)
+                if reason is not None:
+                    # before the last step goes out: nothing more is made for it, and its reader may already ask
+                    self._run.cancel()
+                    self._finish(reason, began, first)
+                yield step
+                if reason is not None:
+                    return
 
     def _loops(self, token: Token) -> bool:
         if self._loop_guard:
@@ -220,7 +210,7 @@ class Generation:
             context_capped=self._job.dropped_tokens > 0,
             dropped_tokens=self._job.dropped_tokens,
             looped=self._looped,
-            cached_tokens=self._warm.reused,
+            cached_tokens=self._run.reused,
             stop_word=self._emitter.stopped,
         )
 
@@ -234,3 +224,14 @@ class Generation:
     def _bytes(self, token: int) -> bytes:
         # a model may have more rows than its tokenizer has texts
         return self._tokenizer.token_bytes(token, special=True) if token < self._tokenizer.n_vocab else b""
+
+
+def _alone(
+    model: Model, state: Any, job: Job, cancelled: Callable[[], bool],
+    on_prefill: Callable[[int, int], None] | None,
+) -> Run:  # fmt: skip
+    tokens = generate(
+        model, state, job.prompt_ids, job.params, max_tokens=job.limit, cancelled=cancelled, on_prefill=on_prefill,
+        constraint=job.new_constraint(), ignore_eog=job.ignore_eog,
+    )  # fmt: skip
+    return SoloRun(Warm(None, 0, 0, ()), tokens)

@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pantheon import log
 from pantheon.engine.admit import Gate, smaller_kv
 from pantheon.errors import Unavailable
-from pantheon.mem.admission import Decision
+from pantheon.mem.admission import Decision, Verdict
+from pantheon.mem.costs import REPLY_TOKENS
 from pantheon.mem.ladder import Rungs
+from pantheon.mem.ledger import Ledger, Promise
 from pantheon.mem.mem_state import Level, MemState
 from pantheon.mem.memwatch import MemWatch
 from pantheon.plan.state_spec import KVType
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.entry import Entry
 from pantheon.serve.metrics import Metrics
-from pantheon.serve.registry import Registry
+from pantheon.serve.registry import Registry, retry_s
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
@@ -42,6 +45,12 @@ class MemoryKeeper:
         #: guards _gates; taken below nothing, and nothing is called while it is held
         self._lock = threading.Lock()
         self._gates: weakref.WeakKeyDictionary[Entry, Gate] = weakref.WeakKeyDictionary()
+        self._ledger = Ledger()
+        #: held from a decision on a turn to its promise, so that two turns never count the same bytes; above all but
+        #: the turn of a scheduler, whose holder admits
+        self._admitting = threading.Lock()
+        #: held while one state takes another's place; tried only
+        self._moving = threading.Lock()
         if watch is not None:
             watch.subscribe(self._look)
 
@@ -64,26 +73,33 @@ class MemoryKeeper:
     # ---- the KV format ----------------------------------------------------------------------------------------
 
     def settle(self, entry: Entry, warm_tokens: int) -> None:
-        """Give an entry the KV format that its rungs want (4a), for the holder of gen_lock before a turn begins.
+        """Give an entry the KV format that its rungs want (4a), before an answer begins.
 
         Its one state is replaced, and with it every idle conversation; so a turn that goes on with one keeps the old
         format, and the change waits for the next that begins anew [X15].  A state that a forward reads is never
-        converted [M212].
+        converted [M212], nor is one that other users sit in.  For the holder of gen_lock or of a place.
         """
-        model, state, cache = entry.model, entry.state, entry.prefix_cache
-        if model is None or state is None or warm_tokens:
+        if warm_tokens or not self._moving.acquire(blocking=False):
+            return
+        try:
+            self._settle(entry)
+        finally:
+            self._moving.release()
+
+    def _settle(self, entry: Entry) -> None:
+        model, state, cache, sched = entry.model, entry.state, entry.prefix_cache, entry.sched
+        if model is None or state is None:
             return
         own, small = model.runner.kv_type, smaller_kv(model)
         want = small if small is not None and self.gate(entry).rungs.quantise_kv else own
         have = kv_type_of(model, state)
-        if want is have:
+        if want is have or (sched is not None and not sched.resting):
             return
         try:
             fresh = model.new_state(state.n_slots, want)
         except (MemoryError, OSError):
             return
         moved = None if cache is None else cache.moved_to(fresh, model.plan.state.bytes_per_token(want))
-        sched: Any = entry.sched
         if sched is not None and not sched.rehouse(fresh, moved):
             return
         with self._registry.lock:
@@ -94,29 +110,73 @@ class MemoryKeeper:
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
+    def level(self, entry: Entry) -> Level:
+        """The worst of the host and of the entry's dies, now [X19]."""
+        return self.gate(entry).level
+
     def admit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None, warm_tokens: int = 0) -> Decision:
-        """Allow a turn, or raise BadRequest or Unavailable with the numbers.  For the holder of gen_lock."""
-        assert entry.state is not None
-        return self.gate(entry).admit(
-            entry.state, prompt_tokens, max_tokens, warm_tokens=warm_tokens, evict=lambda: self._evict(entry)
-        )
+        """Allow a turn, or raise BadRequest or Unavailable with the numbers."""
+        return self._admit(entry, prompt_tokens, max_tokens, warm_tokens, cap_allowed=False)
+
+    def promise(
+        self,
+        entry: Entry,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        warm_tokens: int,
+        written: Callable[[], int],
+        *,
+        capped: bool = False,
+    ) -> Promise:
+        """`admit`, and keep the bytes for it until `settled`.  For the holder of gen_lock or of a scheduler's turn.
+
+        written: tokens that the turn has put into memory by now.  capped: the prompt was cut as `fit` said.
+        """
+        with self._admitting:
+            found = self._admit(entry, prompt_tokens, max_tokens, warm_tokens, cap_allowed=capped)
+            if found.verdict is Verdict.CAP:
+                raise Unavailable(
+                    "memory has become scarce since the prompt was cut; retry shortly", code="memory_critical",
+                    retry_after=2, have_bytes=found.have_bytes, fit_tokens=found.fit_tokens,
+                )  # fmt: skip
+            reply = REPLY_TOKENS if max_tokens is None else min(REPLY_TOKENS, max_tokens)
+            return self._ledger.add(found.need_bytes, prompt_tokens + reply - warm_tokens, written)
+
+    def settled(self, promise: Promise | None) -> None:
+        """The turn is over; idempotent."""
+        if promise is not None:
+            self._ledger.settle(promise)
 
     def fit(self, entry: Entry, prompt_tokens: int, max_tokens: int | None, warm_tokens: int = 0) -> int:
         """The tokens that a prompt may have which may be cut: as many as it has, or fewer [X21].
 
         Raises Unavailable when not even a cut one fits.
         """
-        assert entry.state is not None
-        found = self.gate(entry).admit(
-            entry.state, prompt_tokens, max_tokens, cap_allowed=True, warm_tokens=warm_tokens,
-            evict=lambda: self._evict(entry),
-        )  # fmt: skip
+        found = self._admit(entry, prompt_tokens, max_tokens, warm_tokens, cap_allowed=True)
         return min(prompt_tokens, found.fit_tokens)
+
+    def _admit(
+        self, entry: Entry, prompt_tokens: int, max_tokens: int | None, warm_tokens: int, *, cap_allowed: bool
+    ) -> Decision:
+        gate, state = self.gate(entry), entry.state
+        assert state is not None
+        try:
+            return gate.admit(
+                state, prompt_tokens, max_tokens, cap_allowed=cap_allowed, warm_tokens=warm_tokens,
+                evict=lambda: self._evict(entry), promised=lambda: self._ledger.outstanding,
+            )  # fmt: skip
+        except Unavailable as fault:
+            # what others were promised comes back when their answers end
+            if self._ledger.outstanding and fault.retry_after is not None:
+                usual_s = entry.service_s if entry.sched is None else entry.sched.load().service_s
+                fault.retry_after = min(fault.retry_after, retry_s(usual_s))
+            raise
 
     # ---- the ladder -------------------------------------------------------------------------------------------
 
     def _look(self, state: MemState) -> None:
         """After each look of the watcher, in its thread: move every ladder and do what its rungs say."""
+        self._ledger.look()
         for entry in self._registry.all_entries():
             if entry.ready:
                 # an entry may be freed while it is looked at
@@ -126,7 +186,7 @@ class MemoryKeeper:
                     self._apply(entry, was, gate.step(state))
 
     def _apply(self, entry: Entry, was: Rungs, now: Rungs) -> None:
-        sched: Any = entry.sched
+        sched = entry.sched
         if sched is not None:
             # its waiters learn of a change at once, in both directions [M100, M208, K02]
             sched.notify_pressure(self.gate(entry).level)
@@ -223,9 +283,7 @@ class MemoryKeeper:
 
 def _users(entry: Entry, state: RunnerState) -> int:
     """What rung 2 counts: the users of a scheduler, without one the conversations that the entry may hold."""
-    sched: Any = entry.sched
-    users: int = state.n_slots if sched is None else sched.config.users
-    return users
+    return state.n_slots if entry.sched is None else entry.sched.config.users
 
 
 def kv_type_of(model: Model, state: RunnerState) -> KVType:

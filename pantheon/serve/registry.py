@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pantheon.accel.die_manager import DieManager
 from pantheon.engine.prefix_cache import Marks
-from pantheon.errors import Busy, Cancelled, NotFound, PantheonError, Unavailable
+from pantheon.errors import NotFound, PantheonError, Unavailable
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.entry import Entry
 from pantheon.serve.placement import Candidate, choose
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
     from pantheon.engine.prefix_cache import PrefixCache
+    from pantheon.sched.scheduler import Scheduler
 
 __all__ = ["BUSY_MESSAGE", "MR_MAX_MODELS", "Entry", "Registry"]
 
 MR_MAX_MODELS = 16
 BUSY_MESSAGE = "a generation is already in progress on this model; retry shortly"
 _ANY_NAME = (None, "", "default")
-#: how often and how long a try for the lock of a generation that nobody reads any more lasts
-_TRIES, _TRY_S = 40, 0.05
 
 
 class Registry:
-    """Up to 16 entries and the dies they are on.  Lock order: upload_lock, lock, then a prefix cache's or the die
-    manager's; gen_locks are tried, or waited for with no other lock held."""
+    """Up to 16 entries and the dies they are on.  Lock order: upload_lock, lock, then a prefix cache's, a
+    scheduler's mu or the die manager's; gen_locks are tried, or waited for with no other lock held."""
 
     def __init__(
         self, capacity: int = MR_MAX_MODELS, clock: Clock = SYSTEM_CLOCK, dies: DieManager | None = None
     ) -> None:
         """`dies`: the dies that models are placed on; none by default, so that all are on the CPU."""
-        self._clock = clock
+        self.clock = clock
         self.dies = dies or DieManager()
         #: called, with no lock held, after a publish, when an unload begins and when a place is free again [X28]
         self.on_change: Callable[[], None] = _nothing
@@ -78,7 +77,7 @@ class Registry:
                 )
             index = self.entries.index(None)
             entry = Entry(name, path, index, tuple(dies or ()), auto=dies is None)
-            entry.reserved_at = self._clock.monotonic()
+            entry.reserved_at = self.clock.monotonic()
             self.entries[index] = entry
             return entry
 
@@ -87,10 +86,18 @@ class Registry:
         with self.lock:
             entry.dies, entry.auto, entry.vram_bytes = tuple(dies), False, vram_bytes
 
-    def publish(self, entry: Entry, model: Model, state: RunnerState, prefix_cache: PrefixCache | None = None) -> None:
-        """Open the entry for requests: model, state and cache become visible at once [M061]."""
+    def publish(
+        self,
+        entry: Entry,
+        model: Model,
+        state: RunnerState,
+        prefix_cache: PrefixCache | None = None,
+        sched: Scheduler | None = None,
+    ) -> None:
+        """Open the entry for requests: model, state, cache and scheduler become visible at once [M061]."""
         with self.lock:
             entry.state, entry.prefix_cache, entry.created = state, prefix_cache, int(time.time())
+            entry.sched = sched
             entry.stage, entry.progress = "ready", 1.0
             entry.model = model
         self.on_change()
@@ -118,15 +125,15 @@ class Registry:
             NotFound: several models, none of that name.
             Unavailable: none is loaded, or the named one is loading or being unloaded.
         """
-        return self._route(name, strict, session, prefix)[0]
+        return self.route(name, strict, session, prefix)[0]
 
-    def _route(self, name: str | None, strict: bool, session: str | None, prefix: Marks) -> tuple[Entry, float]:
-        """The acquired entry, and how long its running generation may be waited for."""
+    def route(self, name: str | None, strict: bool, session: str | None, prefix: Marks) -> tuple[Entry, float]:
+        """The acquired entry, and how long its running generation may be waited for; arguments as for `acquire`."""
         with self.lock:
             found = self._candidates(name, strict)
             patience_s, entry = 0.0, found[0]
             if len(found) > 1:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 index, patience_s = choose([_candidate(e, now, session, prefix) for e in found])
                 entry = next(e for e in found if e.index == index)
             entry.refs += 1
@@ -150,85 +157,6 @@ class Registry:
         finally:
             self.release(entry)
 
-    @contextmanager
-    def seat(
-        self,
-        name: str | None,
-        *,
-        strict: bool = False,
-        session: str | None = None,
-        prefix: Marks = (),
-        left: Callable[[], bool] | None = None,
-    ) -> Iterator[Entry]:
-        """acquire and generation in one: the entry with its gen_lock held.
-
-        A warm replica that is busy is waited for as long as reading the prompt elsewhere would take; then any other
-        one will do.  Raises as acquire does, Busy when there is none, Cancelled when the client has left meanwhile.
-        """
-        entry = self._sit(name, strict, session, prefix, left)
-        try:
-            yield entry
-        finally:
-            self._leave(entry)
-            self.release(entry)
-
-    def _sit(
-        self, name: str | None, strict: bool, session: str | None, prefix: Marks, left: Callable[[], bool] | None
-    ) -> Entry:
-        for loyal in (True, False):
-            entry, patience_s = self._route(name, strict, session if loyal else None, prefix if loyal else ())
-            try:
-                if self._enter(entry, left, patience_s):
-                    return entry
-                retry_after = self._wait_s(entry)
-            except BaseException:
-                self.release(entry)
-                raise
-            self.release(entry)
-            if not patience_s:
-                break
-        raise Busy(BUSY_MESSAGE, retry_after=retry_after)
-
-    @contextmanager
-    def generation(self, entry: Entry, left: Callable[[], bool] | None = None) -> Iterator[None]:
-        """Hold the entry's gen_lock.  Raises Busy at once when another request holds it [M049, M072], unless that
-        one's client has hung up: it ends within a step, so it is waited for [B24].
-
-        `left`: whether the client of this request has hung up; asked from the threads of other requests.
-        """
-        if not self._enter(entry, left, 0.0):
-            raise Busy(BUSY_MESSAGE, retry_after=self._wait_s(entry))
-        try:
-            yield
-        finally:
-            self._leave(entry)
-
-    def _enter(self, entry: Entry, left: Callable[[], bool] | None, patience_s: float) -> bool:
-        if not _take(entry) and not self._await(entry, left, patience_s):
-            return False
-        entry.began_at, entry.left = self._clock.monotonic(), left
-        return True
-
-    def _leave(self, entry: Entry) -> None:
-        entry.left = None
-        entry.served(self._clock.monotonic() - entry.began_at)
-        entry.gen_lock.release()
-
-    def _await(self, entry: Entry, left: Callable[[], bool] | None, patience_s: float) -> bool:
-        """Wait for the gen_lock of a warm replica; looks up now and then whether that still makes sense."""
-        until = self._clock.monotonic() + patience_s
-        while (rest := until - self._clock.monotonic()) > 0 and not entry.evicting.is_set():
-            if entry.gen_lock.acquire(timeout=min(rest, _TRY_S)):
-                return True
-            if left is not None and left():
-                raise Cancelled("the client left while its model was busy")
-        return False
-
-    def _wait_s(self, entry: Entry) -> int:
-        """Seconds until the running generation should be over, from those before it [X08]."""
-        left = entry.service_s - (self._clock.monotonic() - entry.began_at)
-        return _retry_s(left)
-
     def _candidates(self, name: str | None, strict: bool) -> list[Entry]:
         ready = [entry for entry in self._used() if entry.ready]
         exact = [entry for entry in ready if entry.name == name]
@@ -249,12 +177,12 @@ class Registry:
     def _not_now(self, entry: Entry) -> Unavailable:
         if entry.unloading:
             return Unavailable(f"the model {entry.name!r} is being unloaded", code="model_unloading", retry_after=5)
-        gone = self._clock.monotonic() - entry.reserved_at
+        gone = self.clock.monotonic() - entry.reserved_at
         left = gone / entry.progress - gone if entry.progress > 0.05 else 5
         return Unavailable(
             f"the model {entry.name!r} is loading ({entry.stage}, {entry.progress:.0%}); retry shortly",
             code="model_loading",
-            retry_after=_retry_s(left),
+            retry_after=retry_s(left),
         )
 
     # ---- unloading ----------------------------------------------------------------------------------------------
@@ -362,6 +290,7 @@ class Registry:
                 assert entry.used and entry.index == index, f"place {index}: {entry}"
                 assert entry.refs >= 0, f"{entry.name}: refs {entry.refs}"
                 assert (entry.model is None) == (entry.state is None), f"{entry.name}: half published"
+                assert entry.sched is None or entry.model is not None, f"{entry.name}: a scheduler without a model"
                 assert entry.model is not None or (entry.refs == 0 and not entry.unloading), f"{entry.name}: early use"
             settled = [entry for entry in self._used() if not entry.auto]
             places = [(entry.name, die) for entry in settled for die in entry.dies or (-1,)]
@@ -373,20 +302,6 @@ class Registry:
                     f"{entry.name}: not bound to {on - owners}"
                 )
         self.dies.check_integrity()
-
-
-def _take(entry: Entry) -> bool:
-    """Whether the gen_lock is held now.  Waits only while the running generation's client has hung up."""
-    for _ in range(_TRIES):
-        if entry.gen_lock.acquire(blocking=False):
-            return True
-        left = entry.left
-        if left is None or not left():
-            break
-        if entry.gen_lock.acquire(timeout=_TRY_S):
-            return True
-    # it may have ended between the try and the question
-    return entry.gen_lock.acquire(blocking=False)
 
 
 def _candidate(entry: Entry, now: float, session: str | None, prefix: Marks) -> Candidate:
@@ -412,7 +327,7 @@ def _nothing() -> None:
     """The on_change of a registry that nobody watches."""
 
 
-def _retry_s(left: float) -> int:
+def retry_s(left: float) -> int:
     """Seconds until a retry makes sense, for Retry-After [X08]."""
     return int(min(60, max(1, round(left))))
 

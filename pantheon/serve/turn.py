@@ -1,46 +1,52 @@
-"""One request's right to generate: model found, lock taken, cancel reasons told apart, everything given back.
+"""One request's right to generate: model found, place had, cancel reasons told apart, everything given back.
 
-Shared by the chat and the completions API.  Must not know the shape of a request or a reply.
+Shared by all APIs.  Must not know the shape of a request or a reply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from pantheon import log
-from pantheon.engine.prefix_cache import Marks, Warm
+from pantheon.engine.prefix_cache import Marks
 from pantheon.errors import Cancelled, PantheonError, Unavailable
+from pantheon.mem.ledger import Promise
 from pantheon.serve.context import App
 from pantheon.serve.generation import Generation, Job, Result
-from pantheon.serve.registry import Entry
 from pantheon.serve.routes import Responder
+from pantheon.serve.seating import Run, Seat, seat
 from pantheon.serve.stream_head import StreamHead
 
 if TYPE_CHECKING:
     from pantheon.accel.executor import RunnerState
     from pantheon.engine.model import Model
 
+#: tokens that may be made in vain for an answer that can end by its text [X06]
+LOOKAHEAD = 2
 _log = log.logger("serve")
 
 
 class Turn:
-    """Holds an entry and its gen_lock for one request."""
+    """One request's use of an entry: a place on it, had or waited for, and the answers that are made there."""
 
     def __init__(
-        self, app: App, entry: Entry, responder: Responder, session: str | None = None, prefix: Marks = ()
+        self, app: App, seat: Seat, responder: Responder, session: str | None = None, prefix: Marks = ()
     ) -> None:
-        assert entry.model is not None and entry.state is not None
+        entry = seat.entry
+        assert entry.model is not None
         self.entry = entry
         self.model: Model = entry.model
-        self.state: RunnerState = entry.state
-        self._app, self._responder = app, responder
-        self._deadline = app.clock.monotonic() + app.request_timeout_s
+        #: how long it waited for its place
+        self.queued_s = 0.0
+        self._app, self._place, self._responder = app, seat.place, responder
+        self._began_s = app.clock.monotonic()
+        self._deadline = self._began_s + app.request_timeout_s
         self._timed_out = False
         self._session, self._prefix = session, prefix
-        self._warm: Warm | None = None
-        self._admitted = False
+        self._run: Run | None = None
+        self._promise: Promise | None = None
         #: the prompt was cut; what it leaves is no beginning of the next one [M131]
         self.capped = False
 
@@ -67,63 +73,100 @@ class Turn:
     def run(self, job: Job, head: StreamHead | None = None) -> Generation:
         """A generation on this turn's model, from what an earlier one left warm; the one before it is over.
 
-        head: of a streamed answer, told how far the prompt is read.
+        Waits for the place first, and asks whether memory allows the turn.  head: of a streamed answer, told how long
+        the queue is and how far the prompt is read.
+
+        Raises Busy (queue_timeout), Unavailable or Cancelled while it waits; BadRequest or Unavailable, with the
+        numbers, when memory has no room.
         """
-        self.close()
-        self._settle()
-        self._warm = self.entry.seat(job.prompt_ids, self._session, self._prefix)
-        self._admit(job)
-        return Generation(
-            self.model, self.state, job, cancelled=head.guard(self.cancelled) if head else self.cancelled,
-            on_prefill=head.on_prefill if head else None,
-            loop_guard=self._app.loop_guard if job.uncapped else 0, warm=self._warm,
+        self.end()
+        cancelled = head.guard(self.cancelled) if head else self.cancelled
+        self._place.wait(cancelled, head.on_wait if head else None)
+        self.queued_s = self.queued_s or self._app.clock.monotonic() - self._began_s
+        # the KV format that memory wants now, unless this conversation is warm in another
+        self._app.memory.settle(self.entry, self._warmth())
+        guard = self._app.loop_guard if job.uncapped else 0
+        run = self._place.begin(
+            job.prompt_ids, job.params, max_tokens=job.limit, session=self._session, marks=self._prefix,
+            constraint=job.new_constraint(), ignore_eog=job.ignore_eog,
+            lookahead=LOOKAHEAD if guard or _may_end_itself(job) else None,
+            cancelled=cancelled, on_prefill=head.on_prefill if head else None,
+            admit=lambda reused: self._admit(job, reused), keep=not self.capped,
         )  # fmt: skip
+        self._run = run
+        return Generation(self.model, None, job, loop_guard=guard, run=run)
 
     def fit(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """How long a prompt may be that may be cut; that admits the turn.  Raises Unavailable with the numbers."""
+        """How long a prompt may be that may be cut.  Raises Unavailable with the numbers."""
         try:
             most = self._app.memory.fit(self.entry, prompt_tokens, max_tokens, self._warmth())
         except PantheonError as fault:
             self._app.metrics.add("turns_refused_total", fault.status == 503)
             raise
         self._app.metrics.add("turns_capped_total", most < prompt_tokens)
-        self._admitted = True
         return most
+
+    @contextmanager
+    def reading(self, tokens: int) -> Iterator[tuple[RunnerState, Callable[[], AbstractContextManager[object]]]]:
+        """For texts that are read without an answer: a state of their own for so many positions, and the turn that each
+        forward is to hold.  Waits and asks memory as `run` does, and raises what it raises."""
+        self.end()
+        self._place.wait(self.cancelled, None)
+        self.queued_s = self.queued_s or self._app.clock.monotonic() - self._began_s
+        entry = self.entry
+        forward: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if entry.sched is None else entry.sched.turn
+        )
+        try:
+            with forward():
+                self._promise = self._app.memory.promise(entry, min(tokens, self.model.n_ctx - 1), 1, 0, lambda: 0)
+        except PantheonError as fault:
+            self._app.metrics.add("turns_refused_total", fault.status == 503)
+            raise
+        yield self.model.runner.new_state(1, min(tokens, self.model.n_ctx)), forward
 
     def _warmth(self) -> int:
         cache = self.entry.prefix_cache
         return cache.warmth(self._session, self._prefix).tokens if cache is not None else 0
 
-    def _settle(self) -> None:
-        """The KV format that memory wants now, unless this conversation is warm in another."""
-        self._app.memory.settle(self.entry, self._warmth())
-        assert self.entry.state is not None
-        self.state = self.entry.state
-
-    def _admit(self, job: Job) -> None:
+    def _admit(self, job: Job, reused: int) -> None:
         """Ask whether memory allows this turn, before its first forward [M201]; its later answers come as well.
 
         Raises BadRequest or Unavailable with the numbers; what was warm stays.
         """
-        if self._admitted:
+        if self._promise is not None:
             return
-        assert self._warm is not None
         max_tokens = None if job.uncapped else job.limit
         try:
-            self._app.memory.admit(self.entry, len(job.prompt_ids), max_tokens, self._warm.reused)
+            self._promise = self._app.memory.promise(
+                self.entry, len(job.prompt_ids), max_tokens, reused, self._written, capped=self.capped
+            )
         except PantheonError as fault:
-            self.close()
             self._app.metrics.add("turns_refused_total", fault.status == 503)
             raise
-        self._admitted = True
+
+    def _written(self) -> int:
+        """Tokens that this turn has put into memory."""
+        run = self._run
+        return len(run.held) - run.reused if run is not None else 0
+
+    def end(self) -> None:
+        """No generation of this turn runs any more; what the last one left is there for the next turn."""
+        run, self._run = self._run, None
+        self._place.end()
+        cache = self.entry.prefix_cache
+        if run is not None and cache is not None:
+            self._app.registry.dies.note_cache(self.entry.dies, self.entry.name, cache.extra_bytes())
 
     def close(self, *, keep: bool = True) -> None:
-        """No generation of this turn runs any more; `keep` what the last one left for the next turn."""
-        warm, self._warm = self._warm, None
-        cache = self.entry.prefix_cache
-        if warm is not None and cache is not None:
-            warm.end(keep=keep and not self.capped)
-            self._app.registry.dies.note_cache(self.entry.dies, self.entry.name, cache.extra_bytes())
+        """Give the place back; keep: what the last answer left can be trusted."""
+        if not keep:
+            self._place.end(keep=False)
+        self.end()
+        self._place.leave()
+        # it knows this turn: a circle would keep the model for a while
+        promise, self._promise = self._promise, None
+        self._app.memory.settled(promise)
 
     def note(self, run: Generation) -> Result:
         """Count and log a generation that is complete."""
@@ -151,6 +194,11 @@ class Turn:
         return result
 
 
+def _may_end_itself(job: Job) -> bool:
+    """Whether the owner may end the answer before the sampler does: by a stop string, or after its last call."""
+    return bool(job.stop) or job.max_calls is not None
+
+
 def elsewhere(app: App, name: str | None, fault: PantheonError) -> bool:
     """Whether a request that lost its replica to a forced unload, nothing of its answer sent, can be made again."""
     entries = app.registry.all_entries()
@@ -164,17 +212,18 @@ def elsewhere(app: App, name: str | None, fault: PantheonError) -> bool:
 def turn(
     app: App, name: str | None, responder: Responder, session: str | None = None, prefix: Marks = ()
 ) -> Iterator[Turn]:
-    """Acquire the entry for `name` and its gen_lock; session and prefix say where the conversation may be warm.
+    """Acquire the entry for `name` and a place on it; session and prefix say where the conversation may be warm.
 
-    Raises NotFound, Unavailable or Busy, at once as a rule; afterwards whatever the body raises, a Cancelled replaced
-    by what the client should hear.
+    Raises NotFound, Unavailable or Busy, at once as a rule; with a scheduler the place may stand in a queue until
+    `Turn.run`.  Afterwards whatever the body raises, a Cancelled replaced by what the client should hear.
     """
     outcome = "error"
     try:
-        with app.registry.seat(
-            name, strict=app.strict_model, session=session, prefix=prefix, left=responder.hung_up
-        ) as entry:
-            mine, keep = Turn(app, entry, responder, session, prefix), False
+        with seat(
+            app.registry, name, strict=app.strict_model, session=session, prefix=prefix, left=responder.hung_up,
+            level=app.memory.level,
+        ) as found:  # fmt: skip
+            mine, keep = Turn(app, found, responder, session, prefix), False
             app.metrics.add("requests_in_flight")
             try:
                 yield mine
@@ -182,7 +231,7 @@ def turn(
             except Cancelled as fault:
                 outcome, keep = "cancelled", True
                 app.metrics.add("cancelled_total")
-                _log.info("cancelled %s", log.fields(model=entry.name))
+                _log.info("cancelled %s", log.fields(model=mine.entry.name))
                 raise mine.reason(fault) from None
             finally:
                 # a fault may have left anything behind

@@ -195,6 +195,7 @@ def test_m208_m100_k02_a_scheduler_hears_of_levels_and_ceilings_and_moves_house(
     heard: list[tuple[str, object]] = []
     entry.sched = SimpleNamespace(
         config=SimpleNamespace(users=6),
+        resting=True,
         notify_pressure=lambda level: heard.append(("level", level.name)),
         set_ceiling=lambda slots: heard.append(("ceiling", slots)),
         rehouse=lambda state, cache: heard.append(("rehouse", state.kv_type.value)) or len(heard) > 3,

@@ -13,6 +13,7 @@ from pantheon.accel.die_manager import DieManager
 from pantheon.engine.prefix_cache import Marks, Warmth
 from pantheon.errors import Busy, Cancelled, NotFound, PantheonError, Unavailable
 from pantheon.serve.registry import BUSY_MESSAGE, MR_MAX_MODELS, Entry, Registry
+from pantheon.serve.seating import generation, seat
 from tests.fakes import FakeClock
 
 
@@ -134,15 +135,15 @@ def test_busy_is_at_once_with_the_seeds_words_M049_M072_X08() -> None:
     registry = Registry(clock=clock)
     entry = published(registry, "a")
     entry.service_s = 10.0
-    with registry.generation(entry):
+    with generation(registry, entry):
         clock.advance(4)
-        with pytest.raises(Busy) as fault, registry.generation(entry):
+        with pytest.raises(Busy) as fault, generation(registry, entry):
             pass
     assert fault.value.message == BUSY_MESSAGE
     assert BUSY_MESSAGE == "a generation is already in progress on this model; retry shortly"
     assert (fault.value.status, fault.value.type, fault.value.code) == (429, "server_busy", "server_busy")
     assert fault.value.retry_after == 6
-    with registry.generation(entry):
+    with generation(registry, entry):
         pass
     assert entry.service_s < 10
 
@@ -151,7 +152,7 @@ def test_busy_is_at_once_with_the_seeds_words_M049_M072_X08() -> None:
 def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pantheon.serve.registry._TRIES", 400 if leaves else 2)
+    monkeypatch.setattr("pantheon.serve.seating._TRIES", 400 if leaves else 2)
     registry = Registry()
     entry = published(registry, "a")
     asked, over = threading.Event(), threading.Event()
@@ -161,7 +162,7 @@ def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
         return True
 
     def first() -> None:
-        with registry.generation(entry, hung_up):
+        with generation(registry, entry, hung_up):
             held.set()
             assert over.wait(10)
 
@@ -176,11 +177,11 @@ def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
     if leaves:
         ender = threading.Thread(target=end)
         ender.start()
-        with registry.generation(entry):
+        with generation(registry, entry):
             assert entry.left is None
         ender.join()
     else:
-        with pytest.raises(Busy), registry.generation(entry):
+        with pytest.raises(Busy), generation(registry, entry):
             pass
         over.set()
     thread.join()
@@ -190,7 +191,7 @@ def test_a_generation_whose_client_hung_up_is_waited_for_briefly_B24(
 def test_gen_lock_is_freed_by_a_failure() -> None:
     registry = Registry()
     entry = published(registry, "a")
-    with pytest.raises(KeyError), registry.generation(entry):
+    with pytest.raises(KeyError), generation(registry, entry):
         raise KeyError
     assert not entry.gen_lock.locked()
 
@@ -301,9 +302,9 @@ def test_a_session_stays_with_the_replica_that_is_warm_for_it_X01() -> None:
     published(registry, "a", (0,))
     warm = published(registry, "a", (1,), FakeCache("s"))
     for _ in range(5):
-        with registry.seat("a", session="s") as entry:
+        with seat(registry, "a", session="s") as (entry, _):
             assert entry is warm
-    with registry.seat("a", session="t") as entry:
+    with seat(registry, "a", session="t") as (entry, _):
         assert entry is not warm
 
 
@@ -315,7 +316,7 @@ def test_a_busy_warm_replica_is_waited_for_when_that_is_cheaper_X01() -> None:
     held, over = threading.Event(), threading.Event()
 
     def first() -> None:
-        with registry.seat("a", session="s") as entry:
+        with seat(registry, "a", session="s") as (entry, _):
             assert entry is warm
             held.set()
             assert over.wait(20)
@@ -324,7 +325,7 @@ def test_a_busy_warm_replica_is_waited_for_when_that_is_cheaper_X01() -> None:
     thread.start()
     assert held.wait(20)
     threading.Timer(0.05, over.set).start()
-    with registry.seat("a", session="s") as entry:
+    with seat(registry, "a", session="s") as (entry, _):
         assert entry is warm and over.is_set()
     thread.join(20)
 
@@ -335,14 +336,14 @@ def test_a_warm_replica_that_stays_busy_is_given_up_for_another_X01(monkeypatch:
     cold = published(registry, "a", (0,))
     warm = published(registry, "a", (1,), FakeCache("s", 60))
     warm.service_s = 0.01
-    with registry.seat("a", session="s"):
+    with seat(registry, "a", session="s"):
         # its end is expected any moment, and does not come
-        with registry.seat("a", session="s") as entry:
+        with seat(registry, "a", session="s") as (entry, _):
             assert entry is cold
         warm.service_s = 100
-        with registry.seat("a", session="s") as entry:
+        with seat(registry, "a", session="s") as (entry, _):
             assert entry is cold
-            with pytest.raises(Busy), registry.seat("a", session="s"):
+            with pytest.raises(Busy), seat(registry, "a", session="s"):
                 pass
     assert [entry.refs for entry in (cold, warm)] == [0, 0]
     assert not (cold.gen_lock.locked() or warm.gen_lock.locked())
@@ -353,7 +354,11 @@ def test_nobody_waits_for_a_client_that_has_left_X23() -> None:
     published(registry, "a", (0,))
     warm = published(registry, "a", (1,), FakeCache("s", 60_000))
     warm.service_s = 1.0
-    with registry.seat("a", session="s"), pytest.raises(Cancelled), registry.seat("a", session="s", left=lambda: True):
+    with (
+        seat(registry, "a", session="s"),
+        pytest.raises(Cancelled),
+        seat(registry, "a", session="s", left=lambda: True),
+    ):
         pass
     assert warm.refs == 0 and not warm.gen_lock.locked()
 
