@@ -118,6 +118,12 @@ class Flight:
             self.finish.append(finish)
         self._settle()
 
+    def leave(self) -> None:
+        """The request is over."""
+        if self.phase == "queued":
+            self.queue_s = time.perf_counter() - self.arrived
+        self._settle()
+
     def _settle(self) -> None:
         if self.phase in ("prefill", "decode"):
             now = time.perf_counter()
@@ -191,7 +197,7 @@ class Flights:
         try:
             yield flight
         finally:
-            flight.end()
+            flight.leave()
             with self._lock:
                 del self._all[flight]
             self._count(flight)
