@@ -62,7 +62,8 @@ def differences(shown: object, real: object, at: str = "$") -> list[str]:
         missing, more = shown.keys() - real.keys() - {"…"}, real.keys() - shown.keys()
         found = [f"{at}.{key}: is not there" for key in missing]
         found += [f"{at}.{key}: is not shown" for key in more if "…" not in shown]
-        return found + [d for key in shown.keys() & real.keys() for d in differences(shown[key], real[key], f"{at}.{key}")]
+        both = shown.keys() & real.keys()
+        return found + [d for key in both for d in differences(shown[key], real[key], f"{at}.{key}")]
     if isinstance(shown, list) and isinstance(real, list):
         return [d for i, item in enumerate(real) for d in differences(shown[0] if shown else None, item, f"{at}[{i}]")]
     kinds = (int, float) if type(shown) is float else (type(shown),)
