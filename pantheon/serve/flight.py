@@ -72,7 +72,7 @@ class Flight:
         self.limit: int | None = None
         self._began = self._first = arrived
         # of all answers
-        self.answers = self.forwards = 0
+        self.answers = self.forwards = self.first_cached = 0
         self.prompt_total = self.cached_total = self.made_total = 0
         self.prompt_s = self.predicted_s = 0.0
         self.finish: list[str] = []
@@ -80,9 +80,10 @@ class Flight:
 
     # ---- the request's thread -----------------------------------------------------------------------------------
 
-    def entered(self) -> None:
-        """The wait for a place is over."""
-        self.queue_s, self.phase = time.perf_counter() - self.arrived, "idle"
+    def entered(self, waited_s: float) -> None:
+        """The wait for a place is over.  For the first answer; the later ones have theirs."""
+        if self.phase == "queued":
+            self.queue_s, self.phase = waited_s, "idle"
 
     def begin(self, prompt_tokens: int, cached_tokens: int, limit: int | None) -> None:
         """An answer begins; the one before it is over."""
@@ -90,6 +91,8 @@ class Flight:
         self.prompt_tokens, self.cached_tokens, self.read, self.made = prompt_tokens, cached_tokens, cached_tokens, 0
         self.limit, self.phase = limit, "prefill"
         self.answers += 1
+        if self.answers == 1:
+            self.first_cached = cached_tokens
         self.prompt_total += prompt_tokens
         self.cached_total += cached_tokens
         self._began = self._first = time.perf_counter()

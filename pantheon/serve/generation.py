@@ -20,6 +20,7 @@ from pantheon.serve.chat_job import check_bias as check_bias
 from pantheon.serve.chat_job import prepare_chat as prepare_chat
 from pantheon.serve.chat_job import room as room
 from pantheon.serve.emitter import Emitter, Event
+from pantheon.serve.flight import Flight, timings_of
 from pantheon.serve.loop_guard import EVERY, is_loop
 from pantheon.serve.seating import Run, SoloRun
 from pantheon.text.detokenizer import Detokenizer
@@ -81,19 +82,16 @@ class Result:
     looped: bool = False
     cached_tokens: int = 0
     stop_word: str | None = None
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
 
     @property
     def timings(self) -> dict[str, float]:
-        """The figures that llama.cpp's clients read."""
-        rate = 1000 * self.completion_tokens / self.predicted_ms if self.predicted_ms > 0 else 0.0
-        return {
-            "cache_n": self.cached_tokens,
-            "prompt_n": self.prompt_tokens - self.cached_tokens,
-            "prompt_ms": round(self.prompt_ms, 3),
-            "predicted_n": self.completion_tokens,
-            "predicted_ms": round(self.predicted_ms, 3),
-            "predicted_per_second": round(rate, 3),
-        }
+        """The figures that llama.cpp's clients read, and the request's wait and time to its first token."""
+        return timings_of(
+            self.cached_tokens, self.prompt_tokens - self.cached_tokens, self.prompt_ms, self.completion_tokens,
+            self.predicted_ms, self.queue_ms, self.ttft_ms,
+        )  # fmt: skip
 
 
 class Generation:
@@ -112,14 +110,16 @@ class Generation:
         on_prefill: Callable[[int, int], None] | None = None,
         loop_guard: int = 0,
         run: Run | None = None,
+        flight: Flight | None = None,
     ) -> None:
         """`loop_guard`: end an answer whose last so many tokens repeat one cycle (0: never).  `run`: where its tokens
-        come from; without one, from slot 0 of `state`, with nothing in it, under `cancelled` and `on_prefill`."""
+        come from; without one, from slot 0 of `state`, with nothing in it, under `cancelled` and `on_prefill`.
+        `flight`: the account that is told of each token."""
         assert run is not None or state is not None
         self._run = run if run is not None else _alone(model, state, job, cancelled, on_prefill)
         self.result: Result | None = None
         self.tokens = 0
-        self._job = job
+        self._job, self._flight = job, flight
         self._tokenizer = model.tokenizer
         self._detokenizer = Detokenizer(model.tokenizer)
         self._emitter = Emitter(
@@ -141,6 +141,8 @@ class Generation:
         # an iterator that is left early gives its slot back
         with closing(iter(self._run)) as tokens:
             for token in tokens:
+                if self._flight is not None:
+                    self._flight.on_token(not token.is_eog)
                 if token.n == 1:
                     first = time.perf_counter()
                 last = token.is_last or self._loops(token)
@@ -201,6 +203,7 @@ class Generation:
         return self._looped or not (token.is_eog or token.n < self._job.limit)
 
     def _finish(self, reason: Literal["stop", "length"], began: float, first: float) -> None:
+        flight = self._flight
         self.result = Result(
             finish_reason="tool_calls" if self._calls and reason == "stop" else reason,
             prompt_tokens=len(self._job.prompt_ids),
@@ -212,7 +215,11 @@ class Generation:
             looped=self._looped,
             cached_tokens=self._run.reused,
             stop_word=self._emitter.stopped,
+            queue_ms=1000 * flight.queue_s if flight is not None else 0.0,
+            ttft_ms=1000 * (flight.ttft_s or 0.0) if flight is not None else 0.0,
         )
+        if flight is not None:
+            flight.end(self.result.finish_reason)
 
     def _logprob(self, token: Token) -> Logprob | None:
         if token.logprob is None:

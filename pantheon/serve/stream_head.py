@@ -63,6 +63,10 @@ class StreamHead:
                 self._stream = stream
             return self._stream
 
+    def know(self, headers: dict[str, str]) -> None:
+        """Headers that have become known; those of a head that is out already stay unsaid."""
+        self._headers = {**self._headers, **headers}
+
     def on_wait(self, position: int, eta_s: float) -> None:
         """Progress in the queue, as comments; called many times a second."""
         now = time.monotonic()

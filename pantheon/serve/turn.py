@@ -5,8 +5,10 @@ Shared by all APIs.  Must not know the shape of a request or a reply.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pantheon import log
@@ -14,6 +16,7 @@ from pantheon.engine.prefix_cache import Marks
 from pantheon.errors import Cancelled, PantheonError, Unavailable
 from pantheon.mem.ledger import Promise
 from pantheon.serve.context import App
+from pantheon.serve.flight import Flight
 from pantheon.serve.generation import Generation, Job, Result
 from pantheon.serve.routes import Responder
 from pantheon.serve.seating import Run, Seat, seat
@@ -38,11 +41,9 @@ class Turn:
         assert entry.model is not None
         self.entry = entry
         self.model: Model = entry.model
-        #: how long it waited for its place
-        self.queued_s = 0.0
+        self.flight = Flight(entry, responder.arrived, responder.request_id, session)
         self._app, self._place, self._responder = app, seat.place, responder
-        self._began_s = app.clock.monotonic()
-        self._deadline = self._began_s + app.request_timeout_s
+        self._deadline = app.clock.monotonic() + app.request_timeout_s
         self._timed_out = False
         self._session, self._prefix = session, prefix
         self._run: Run | None = None
@@ -52,9 +53,17 @@ class Turn:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Says which model really answered [X25], and that it did not see the whole conversation [X21]."""
-        capped = {"X-Pantheon-Context-Capped": "true"} if self.capped else {}
-        return {"X-Pantheon-Model": self.entry.name, **capped}
+        """Say which model really answered [X25], that it did not see the whole conversation [X21], and what is known of
+        the wait and of what was warm."""
+        flight = self.flight
+        found = {"X-Pantheon-Model": self.entry.name, "X-Pantheon-Replica": str(self.entry.index)}
+        if self.capped:
+            found["X-Pantheon-Context-Capped"] = "true"
+        if flight.busy:
+            found["X-Pantheon-Queue-Ms"] = f"{1000 * flight.queue_s:.0f}"
+        if flight.answers:
+            found["X-Pantheon-Cached-Tokens"] = str(flight.first_cached)
+        return found
 
     def cancelled(self) -> bool:
         """Asked before each prefill chunk and each decode step."""
@@ -81,8 +90,7 @@ class Turn:
         """
         self.end()
         cancelled = head.guard(self.cancelled) if head else self.cancelled
-        self._place.wait(cancelled, head.on_wait if head else None)
-        self.queued_s = self.queued_s or self._app.clock.monotonic() - self._began_s
+        self._wait(cancelled, head)
         # the KV format that memory wants now, unless this conversation is warm in another
         self._app.memory.settle(self.entry, self._warmth())
         guard = self._app.loop_guard if job.uncapped else 0
@@ -90,11 +98,24 @@ class Turn:
             job.prompt_ids, job.params, max_tokens=job.limit, session=self._session, marks=self._prefix,
             constraint=job.new_constraint(), ignore_eog=job.ignore_eog,
             lookahead=LOOKAHEAD if guard or _may_end_itself(job) else None,
-            cancelled=cancelled, on_prefill=head.on_prefill if head else None,
+            cancelled=cancelled, on_prefill=partial(self._on_prefill, head),
             admit=lambda reused: self._admit(job, reused), keep=not self.capped,
         )  # fmt: skip
         self._run = run
-        return Generation(self.model, None, job, loop_guard=guard, run=run)
+        self.flight.begin(len(job.prompt_ids), run.reused, None if job.uncapped else job.limit)
+        if head is not None:
+            head.know(self.headers)
+        return Generation(self.model, None, job, loop_guard=guard, run=run, flight=self.flight)
+
+    def _wait(self, cancelled: Callable[[], bool], head: StreamHead | None) -> None:
+        began_s = time.perf_counter()
+        self._place.wait(cancelled, head.on_wait if head else None)
+        self.flight.entered(time.perf_counter() - began_s)
+
+    def _on_prefill(self, head: StreamHead | None, done: int, total: int) -> None:
+        self.flight.on_prefill(done, total)
+        if head is not None:
+            head.on_prefill(done, total)
 
     def fit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """How long a prompt may be that may be cut.  Raises Unavailable with the numbers."""
@@ -111,8 +132,7 @@ class Turn:
         """For texts that are read without an answer: a state of their own for so many positions, and the turn that each
         forward is to hold.  Waits and asks memory as `run` does, and raises what it raises."""
         self.end()
-        self._place.wait(self.cancelled, None)
-        self.queued_s = self.queued_s or self._app.clock.monotonic() - self._began_s
+        self._wait(self.cancelled, None)
         entry = self.entry
         forward: Callable[[], AbstractContextManager[object]] = (
             nullcontext if entry.sched is None else entry.sched.turn
@@ -169,15 +189,10 @@ class Turn:
         self._app.memory.settled(promise)
 
     def note(self, run: Generation) -> Result:
-        """Count and log a generation that is complete."""
+        """Log a generation that is complete, and learn from it; the flight has counted it."""
         result = run.result
         assert result is not None, "a generation that was not read to its end"
-        metrics = self._app.metrics
         self.entry.learn(result.prompt_tokens - result.cached_tokens, result.prompt_ms / 1000)
-        metrics.add("prompt_tokens_total", result.prompt_tokens)
-        metrics.add("cached_tokens_total", result.cached_tokens)
-        metrics.add("completion_tokens_total", result.completion_tokens)
-        metrics.add("generation_seconds_total", (result.prompt_ms + result.predicted_ms) / 1000)
         _log.info(
             "answered %s",
             log.fields(
@@ -190,6 +205,7 @@ class Turn:
                 tok_s=result.timings["predicted_per_second"],
                 looped=result.looped or None,
             ),
+            extra=log.TEXT_ONLY,
         )
         return result
 
@@ -226,16 +242,18 @@ def turn(
             mine, keep = Turn(app, found, responder, session, prefix), False
             app.metrics.add("requests_in_flight")
             try:
-                yield mine
+                with app.flights.track(mine.flight):
+                    yield mine
                 keep = True
             except Cancelled as fault:
                 outcome, keep = "cancelled", True
                 app.metrics.add("cancelled_total")
-                _log.info("cancelled %s", log.fields(model=mine.entry.name))
+                _log.info("cancelled %s", log.fields(model=mine.entry.name), extra=log.TEXT_ONLY)
                 raise mine.reason(fault) from None
             finally:
                 # a fault may have left anything behind
                 mine.close(keep=keep)
+                responder.facts |= mine.flight.facts()
                 app.metrics.add("requests_in_flight", -1)
         outcome = "ok"
     except PantheonError as fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,7 +229,7 @@ def test_metrics_parse_and_never_fall_B47c() -> None:
             now = samples(answer.body.decode())
             assert all(now[key] >= value for key, value in before.items() if "_total" in key)
             before = now
-        assert before["pantheon_completion_tokens_total"] == 6
+        assert before['pantheon_completion_tokens_total{die="cpu",model="a",replica="0"}'] == 6
         assert before['pantheon_requests_total{outcome="ok"}'] == 3
         assert before["pantheon_models_loaded"] == 1 and before["pantheon_requests_in_flight"] == 0
 
@@ -243,7 +244,10 @@ def samples(text: str) -> dict[str, float]:
             kinds[name] = kind
         elif not line.startswith("# HELP "):
             key, _, value = line.rpartition(" ")
-            assert kinds[key.partition("{")[0]] in ("counter", "gauge")
+            name = key.partition("{")[0]
+            if kinds.get(name) not in ("counter", "gauge"):
+                assert kinds[re.sub("_(bucket|sum|count)$", "", name)] == "histogram"
+            assert key not in found, "a sample that is there twice"
             found[key] = float(value)
     return found
 

@@ -28,7 +28,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 def fly(watch: Watch, flight: Flight, tokens: int = 4, finish: str | None = "stop") -> None:
     """Half a second in the queue, a prompt of 300 of which 100 are warm in two chunks of 1 s, tokens 0.1 s apart."""
     watch.now += 0.5
-    flight.entered()
+    flight.entered(0.5)
     flight.begin(300, 100, 50)
     for done in (100, 200, 300):
         flight.on_prefill(done, 300)
@@ -67,7 +67,7 @@ def test_several_answers_add_up(watch: Watch) -> None:
 def test_timings_while_it_runs_never_go_back(watch: Watch) -> None:
     flight = Flight(Entry("m", "/m", 0), watch.now)
     assert all(value == 0 for value in flight.timings().values())
-    flight.entered()
+    flight.entered(0.0)
     flight.begin(300, 0, None)
     flight.on_prefill(0, 300)
     watch.now += 1
