@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pantheon.accel.die_manager import DieManager
+from pantheon.engine.embed import Pooling
 from pantheon.mem.memwatch import MemWatch
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.defaults import Defaults
@@ -30,7 +31,8 @@ class App:
     generation [X34]; `loop_guard` ends uncapped answers whose last so many tokens repeat one cycle; `early_head_s` is
     how long a stream waits for its first token before its headers go out alone; `draining` is set once a router has
     been told that this server goes: it still answers, but no longer says that it is well; `defaults` fill in what
-    requests leave open; `metrics_view` and `slots_view` say whether GET /metrics and GET /slots are there.
+    requests leave open; `metrics_view` and `slots_view` say whether GET /metrics and GET /slots are there;
+    `pooling` is how embeddings are made of hidden states.
     """
 
     registry: Registry = field(default_factory=Registry)
@@ -39,6 +41,7 @@ class App:
     load_options: LoadOptions = field(default_factory=LoadOptions)
     model_roots: tuple[Path, ...] = ()
     strict_model: bool = False
+    pooling: Pooling = "mean"
     defaults: Defaults = field(default_factory=Defaults)
     request_timeout_s: float = 3600.0
     loop_guard: int = LOOP_GUARD

@@ -59,14 +59,14 @@ def read_prompts(fields: Fields, name: str = "prompt") -> tuple[Prompt, ...]:
     return tuple(_prompt(fields, name, item) for item in read_items(fields, name))
 
 
-def read_items(fields: Fields, name: str) -> list[Any]:
-    """The prompts of a field as they stand; one alone as a list of one."""
+def read_items(fields: Fields, name: str, most: int = MAX_PROMPTS) -> list[Any]:
+    """The prompts of a field as they stand; one alone as a list of one.  Raises BadRequest (param: name)."""
     value = fields.body.get(name)
     items = [value] if isinstance(value, str | dict) or _is_sequence(value) else value
     if not isinstance(items, list) or not items:
         raise fields.fault(name, f"must be {_FORMS}")
-    if len(items) > MAX_PROMPTS:
-        raise fields.fault(name, f"at most {MAX_PROMPTS} prompts, not {len(items)}")
+    if len(items) > most:
+        raise fields.fault(name, f"at most {most} of them, not {len(items)}")
     return items
 
 
