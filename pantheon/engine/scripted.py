@@ -8,6 +8,8 @@ A script is a JSON object; every key but `pieces` may be left out:
 
     pieces      list of what is emitted, one token each: "text", {"hex": "f09f"} (bytes, may cut a character),
                 {"special": "<|eot_id|>"} (a control token), {"user": "<think>"} (a user-defined token)
+    then        {"text in the prompt": pieces}: what is emitted instead behind such a prompt; the last one that is found
+                counts, so that the turns of an agent can differ: {"<tool_response>": ["done"]}
     eog         true: the end-of-generation token follows the last piece; false: the filler follows for ever
     filler      text that is repeated when eog is false (" ...")
     template    chat template source; null for ChatML
@@ -20,7 +22,7 @@ A script is a JSON object; every key but `pieces` may be left out:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ class Script:
     """A checked script; see the module's docstring for the fields."""
 
     pieces: tuple[Piece, ...]
+    then: tuple[tuple[bytes, tuple[Piece, ...]], ...] = ()
     template: str | None = None
     n_ctx: int = 131_072
     eog: bool = True
@@ -84,6 +87,10 @@ def parse_script(spec: Mapping[str, Any], source: str = "script") -> Script:
             raise _fault(source, f"{key}: {fault}") from None
     if "pieces" not in checked:
         raise _fault(source, "the key 'pieces' is missing")
+    try:
+        _check_kinds([*checked["pieces"], *(piece for _, part in checked.get("then", ()) for piece in part)])
+    except ValueError as fault:
+        raise _fault(source, f"pieces: {fault}") from None
     return Script(**checked)
 
 
@@ -107,11 +114,10 @@ def scripted_model(spec: Mapping[str, Any], *, clock: seams.Clock = seams.SYSTEM
 
 
 def _build(script: Script, clock: seams.Clock = seams.SYSTEM_CLOCK) -> Model:
-    tokenizer, ids, filler = script_tokens(script)
-    if script.eog:
-        assert tokenizer.eos_id is not None
-        filler = tokenizer.eos_id
-    runner = ScriptedRunner(script, ids, filler, tokenizer.n_vocab, clock)
+    tokenizer, id_of = script_tokens(script)
+    last = tokenizer.eos_id if script.eog else id_of[script.filler.data]
+    assert last is not None
+    runner = ScriptedRunner(script, id_of, last, tokenizer.n_vocab, clock)
     return Model(
         name=script.name,
         path=None,
@@ -127,12 +133,13 @@ def _build(script: Script, clock: seams.Clock = seams.SYSTEM_CLOCK) -> Model:
 # ---- the vocabulary ---------------------------------------------------------------------------------------------
 
 
-def script_tokens(script: Script) -> tuple[Tokenizer, list[int], int]:
-    """The tokenizer, the id of each piece in order, and the filler's id.
+def script_tokens(script: Script) -> tuple[Tokenizer, dict[bytes, int]]:
+    """The tokenizer, and the id of every token's bytes.
 
     A text piece that is spelled like a control token of the vocabulary stays text: it is emitted as two tokens.
     """
-    pieces = [part for piece in script.pieces for part in _plain(piece)]
+    answers = [script.pieces, *(pieces for _, pieces in script.then)]
+    pieces = [part for answer in answers for piece in answer for part in _plain(piece)]
     tokens, types = list(_ALPHABET), [_NORMAL] * 256
     ids = {data: i for i, data in enumerate(bytes([b]) for b in range(256))}
     controls = [Piece(text.encode(), _CONTROL) for text in CONTROL_TEXTS]
@@ -151,7 +158,7 @@ def script_tokens(script: Script) -> tuple[Tokenizer, list[int], int]:
         "tokenizer.ggml.eos_token_id": ids[b"<|im_end|>"],
         "tokenizer.ggml.add_bos_token": False,
     }
-    return load_tokenizer(metadata), [ids[piece.data] for piece in pieces], ids[script.filler.data]
+    return load_tokenizer(metadata), ids
 
 
 #: Texts that a tokenizer takes for end-of-generation tokens wherever they stand in a vocabulary.
@@ -167,6 +174,10 @@ def _plain(piece: Piece) -> list[Piece]:
     if piece.kind == _NORMAL and piece.data in _NEVER_TEXT:
         return [Piece(piece.data[:2]), Piece(piece.data[2:])]
     return [piece]
+
+
+def _ids_of(pieces: Sequence[Piece], ids: Mapping[bytes, int]) -> list[int]:
+    return [ids[part.data] for piece in pieces for part in _plain(piece)]
 
 
 def _byte_alphabet() -> list[str]:
@@ -187,24 +198,28 @@ def _printable(data: bytes) -> str:
 
 
 class ScriptedState:
-    """How many pieces each slot has been asked for, and its decode steps."""
+    """How many pieces of its answer each slot has been asked for, its decode steps, and (with `then`) what it read."""
 
     def __init__(self, n_slots: int, n_ctx: int) -> None:
         self.n_slots = n_slots
         self.n_ctx = n_ctx
         self.asked = [0] * n_slots
         self.steps = [0] * n_slots
+        self.read: list[list[int]] = [[] for _ in range(n_slots)]
+        self.answer: list[list[int]] = [[] for _ in range(n_slots)]
 
     def reset(self, slot: int) -> None:
         """Begin the script again."""
-        self.asked[slot] = self.steps[slot] = 0
+        self.truncate(slot, 0)
 
     def truncate(self, slot: int, n: int) -> None:
-        """Begin the script again: an answer does not depend on what was read before."""
-        self.reset(slot)
+        """Begin the script again."""
+        self.asked[slot] = self.steps[slot] = 0
+        del self.read[slot][n:]
 
-    def copy_prefix(self, source: int, target: int, n: int) -> None:
-        """A script keeps no rows."""
+    def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
+        """What was read goes along."""
+        self.read[target][first:] = self.read[source][first:n]
 
     def nbytes(self) -> int:
         """A script keeps no rows."""
@@ -217,11 +232,13 @@ class ScriptedRunner:
     kv_type = KVType.F32
     max_columns = 512
 
-    def __init__(self, script: Script, ids: list[int], last: int, n_vocab: int, clock: seams.Clock) -> None:
-        """`ids` are emitted in order, then `last` for ever."""
+    def __init__(self, script: Script, ids: Mapping[bytes, int], last: int, n_vocab: int, clock: seams.Clock) -> None:
+        """`ids` of every token's bytes; `last` follows an answer for ever."""
         self.plan = _empty_plan(n_vocab, script.n_ctx)
         self._script = script
-        self._ids = ids
+        self._bytes = {id: data for data, id in ids.items()}
+        self._answer = _ids_of(script.pieces, ids)
+        self._then = [(text, _ids_of(pieces, ids)) for text, pieces in script.then]
         self._last = last
         self._clock = clock
 
@@ -237,13 +254,24 @@ class ScriptedRunner:
         assert isinstance(state, ScriptedState)
         columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
         self._pass_time(state, columns)
+        if self._then:
+            for token, slot, position in zip(columns.tokens, columns.slots, columns.positions, strict=True):
+                state.read[slot][position:] = [int(token)]
         logits = np.zeros((len(columns.wanted), self.plan.n_vocab), np.float32)
         for i, column in enumerate(columns.wanted.tolist()):
             slot = int(columns.slots[column])
             asked = state.asked[slot]
-            logits[i, self._ids[asked] if asked < len(self._ids) else self._last] = CERTAIN
+            if asked == 0:
+                state.answer[slot] = self._choose(state.read[slot])
+            answer = state.answer[slot]
+            logits[i, answer[asked] if asked < len(answer) else self._last] = CERTAIN
             state.asked[slot] = asked + 1
         return logits
+
+    def _choose(self, read: list[int]) -> list[int]:
+        """The answer to what was read."""
+        prompt = b"".join(self._bytes[token] for token in read)
+        return next((answer for text, answer in reversed(self._then) if text in prompt), self._answer)
 
     def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
         """float32 [n_wanted, 8]: what a token looks like, wherever it stands."""
@@ -311,12 +339,20 @@ def _piece(value: Any) -> Piece:
 def _pieces(value: Any) -> tuple[Piece, ...]:
     if not isinstance(value, list):
         raise ValueError("expects a list")
-    pieces = tuple(_piece(item) for item in value)
+    return tuple(_piece(item) for item in value)
+
+
+def _then(value: Any) -> tuple[tuple[bytes, tuple[Piece, ...]], ...]:
+    if not isinstance(value, dict) or "" in value:
+        raise ValueError("expects an object of texts and lists of pieces")
+    return tuple((text.encode(), _pieces(pieces)) for text, pieces in value.items())
+
+
+def _check_kinds(pieces: Sequence[Piece]) -> None:
     kinds: dict[bytes, int] = {}
     for piece in pieces:
         if kinds.setdefault(piece.data, piece.kind) != piece.kind:
             raise ValueError(f"{piece.data!r} is both a text and a special piece")
-    return pieces
 
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
@@ -352,6 +388,7 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "pieces": _pieces,
+    "then": _then,
     "template": _optional(_text),
     "n_ctx": _whole(1, 1 << 24),
     "eog": _flag,

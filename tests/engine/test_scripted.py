@@ -206,6 +206,8 @@ def test_a_file_loads_with_and_without_the_prefix(tmp_path: Path) -> None:
         ('{"pieces": [{"hex": "zz"}]}', "pieces: .*hex"),
         ('{"pieces": [{"odd": "x"}]}', "no form 'odd'"),
         ('{"pieces": ["<x>", {"special": "<x>"}]}', "both"),
+        ('{"pieces": ["<x>"], "then": {"a": [{"special": "<x>"}]}}', "both"),
+        ('{"pieces": [], "then": {"": []}}', "then: expects an object"),
         ('{"pieces": [], "n_ctx": 0}', "n_ctx: expects a whole number"),
         ('{"pieces": [], "n_ctx": true}', "n_ctx"),
         ('{"pieces": [], "prefill_ms": -1}', "prefill_ms: expects milliseconds"),
@@ -232,3 +234,28 @@ def test_a_binary_file_is_no_script(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"GGUF\xff\xfe")
     with pytest.raises(PantheonError, match="not JSON"):
         load_script(tmp_path / "x.json")
+
+
+def test_what_was_read_decides_the_answer() -> None:
+    """An agent's second turn differs from its first, with the first kept warm, and copied to another slot."""
+    model = script("call", then={"result": ["do", "ne"], "Stop": ["end"]})
+    state = model.new_state(2)
+
+    def answer(read: str, position: int, slot: int = 0) -> list[str]:
+        tokens = model.tokenizer.encode(read)
+        said: list[str] = []
+        while not said or said[-1] != "<|im_end|>":
+            rows = model.runner.forward(state, Columns.of_slot(tokens, position, slot=slot))
+            position += len(tokens)
+            tokens = [int(rows[0].argmax())]
+            said.append(model.tokenizer.token_bytes(tokens[0], special=True).decode())
+        return said[:-1]
+
+    assert answer("first", 0) == ["call"]
+    state.truncate(0, 5)
+    assert answer(" result", 5) == ["do", "ne"]
+    state.copy_prefix(0, 1, 12)
+    state.truncate(1, 12)
+    assert answer(" and Stop", 12, slot=1) == ["end"]
+    state.truncate(0, 7)
+    assert answer("x", 7) == ["call"], "what was cut off does not count"
