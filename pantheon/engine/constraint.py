@@ -7,10 +7,11 @@ once per tokenizer; compiled grammars are kept and copied, since agents send the
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.engine import constraint_grammar as grammars
+from pantheon.engine.constraint_lazy import LazyConstraint
+from pantheon.engine.constraint_tools import openings, tools_grammar
+from pantheon.engine.sampler import Constraint
 from pantheon.errors import BadRequest, PantheonError
 
 if TYPE_CHECKING:
@@ -30,42 +34,91 @@ with contextlib.suppress(ImportError):
 
 _KEPT_GRAMMARS = 32
 
-# guards _tables and the `grammars` of every table; held while one is built, never while masks are computed
+# guards _tables; held while one is built, never while grammars are compiled or masks computed
 _lock = threading.Lock()
 _tables: weakref.WeakKeyDictionary[Tokenizer, _Table] = weakref.WeakKeyDictionary()
 
 
 def make_constraint(
-    tokenizer: Tokenizer, spec: Mapping[str, Any], *, opens_reasoning: bool = False
-) -> GrammarConstraint | None:
+    tokenizer: Tokenizer,
+    spec: Mapping[str, Any],
+    *,
+    opens_reasoning: bool = False,
+    thought: tuple[str, str] = ("<think>", "</think>"),
+) -> Constraint | None:
     """A constraint for one answer, or None when `spec` forces nothing.
 
     `spec` is a response_format ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}},
-    {"type": "grammar", "syntax": "lark" | "regex", "grammar": …}) or {"type": "tools", "tools": […], "tool_choice": …,
-    "parallel_tool_calls": …, "syntax": tool_syntax(template)}.  With `opens_reasoning` it begins after </think>.
+    {"type": "grammar", "syntax": "lark" | "regex", "grammar": …}), {"type": "tools", "tools": […], "tool_choice": …,
+    "parallel_tool_calls": …, "response_format": …, "syntax": tool_syntax(template)} for answers that must be calls (or
+    of that format), or {"type": "openings", "tools": […], "syntax": …} for calls that the model may begin itself.
+    With `opens_reasoning` it begins after the thought, whose tags are `thought`.
     Raises BadRequest (response_format, tools or tool_choice) for what can not be enforced.
     """
-    tools = spec.get("type") == "tools"
-    param = "tool_choice" if tools else "response_format"
+    kind = spec.get("type")
+    tools = kind in ("tools", "openings")
+    param = "tools" if kind == "openings" else "tool_choice" if tools else "response_format"
 
     def marker(text: str) -> str:
         token = tokenizer.token_id(text)
         return f"<[{token}]>" if token is not None and tokenizer.is_control(token) else grammars.quoted(text)
 
-    grammar = grammars.tools_grammar(spec, marker) if tools else grammars.response_grammar(spec)
+    if kind == "openings":
+        found = openings(spec, marker)
+        _require(bool(found), "a strict tool", param)
+        return _lazy(tokenizer, found, opens_reasoning, thought) if found else None
+    grammar = tools_grammar(spec, marker) if tools else grammars.response_grammar(spec)
     if grammar is None:
         return None
-    if llguidance is None:
-        what = "a forced tool_choice" if tools else str(spec.get("type"))
-        raise BadRequest(f"{what} can't be enforced: the package llguidance is not installed", param=param)
+    _require(True, "a forced tool_choice" if tools else str(kind), param)
     if opens_reasoning:
-        grammar = grammars.after_reasoning(grammar, marker)
+        grammar = grammars.after_reasoning(grammar, marker, thought[1])
+    table = _table(tokenizer)
+    return GrammarConstraint(table.matcher(grammar, param), table.n_vocab, table.eog_ids)
+
+
+def _require(needed: bool, what: str, param: str) -> None:
+    if needed and llguidance is None:
+        raise BadRequest(f"{what} can't be enforced: the package llguidance is not installed", param=param)
+
+
+def _table(tokenizer: Tokenizer) -> _Table:
     with _lock:
         table = _tables.get(tokenizer)
         if table is None:
             table = _tables[tokenizer] = _Table(tokenizer)
-        matcher = table.matcher(grammar, param)
-    return GrammarConstraint(matcher, table.n_vocab, table.eog_ids)
+        return table
+
+
+def _lazy(
+    tokenizer: Tokenizer, found: list[tuple[re.Pattern[bytes], str]], opens_reasoning: bool, thought: tuple[str, str]
+) -> LazyConstraint:
+    table = _table(tokenizer)
+
+    def of(grammar: str) -> Callable[[bytes], GrammarConstraint | None]:
+        # compiled now: a schema that can't be enforced is refused before the first token
+        table.matcher(grammar, "tools")
+
+        def begin(beyond: bytes) -> GrammarConstraint | None:
+            matcher = table.matcher(grammar, "tools")
+            ids = table.encode(beyond) if beyond else []
+            # a model that went wrong within the token that opened the call can't be called back
+            fits = not ids or matcher.validate_tokens(ids) == len(ids)
+            if not fits or not matcher.consume_tokens(ids):
+                return None
+            return GrammarConstraint(matcher, table.n_vocab, table.eog_ids)
+
+        return begin
+
+    def token_bytes(token: int) -> bytes:
+        return tokenizer.token_bytes(token, special=True) if token < tokenizer.n_vocab else b""
+
+    return LazyConstraint(
+        [(pattern, of(grammar)) for pattern, grammar in found],
+        token_bytes,
+        thought=(thought[0].strip().encode(), thought[1].encode()),
+        opens_reasoning=opens_reasoning,
+    )
 
 
 class GrammarConstraint:
@@ -107,7 +160,11 @@ class GrammarConstraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             fault = _first_line(self._matcher.get_error())
-            raise PantheonError(f"the constraint on this answer failed: {fault}", code="constraint_failed")
+            # the request asked for more than the engine's limits allow
+            raise PantheonError(
+                f"the constraint on this answer failed: {fault}",
+                status=400, type="invalid_request_error", code="constraint_failed",
+            )  # fmt: skip
 
 
 class _Table:
@@ -121,18 +178,26 @@ class _Table:
         wrapper = llguidance.TokenizerWrapper(_Vocabulary(tokenizer))
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=sorted(tokenizer.eog_ids))
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        #: guards _grammars; not held while one is compiled, so that a large one keeps nobody waiting
+        self._kept = threading.Lock()
         self._grammars: OrderedDict[str, Any] = OrderedDict()
+
+    def encode(self, text: bytes) -> list[int]:
+        """Ids for bytes of any kind."""
+        return list(self._tokenizer.tokenize_bytes(text))
 
     def matcher(self, grammar: str, param: str) -> Any:
         """A fresh matcher at the start of the grammar.  Raises BadRequest for a grammar that does not compile."""
-        fresh = self._grammars.get(grammar)
+        with self._kept:
+            fresh = self._grammars.get(grammar)
         if fresh is None:
             fresh = self._compile(grammar, param)
+        with self._kept:
             self._grammars[grammar] = fresh
+            self._grammars.move_to_end(grammar)
             if len(self._grammars) > _KEPT_GRAMMARS:
                 self._grammars.popitem(last=False)
-        self._grammars.move_to_end(grammar)
-        return fresh.deep_copy()
+            return fresh.deep_copy()
 
     def _compile(self, grammar: str, param: str) -> Any:
         try:

@@ -1,16 +1,17 @@
 """What an answer must look like, as a Lark grammar in llguidance's dialect.  Pure: knows no matcher and no logits.
 
-Three kinds of wishes become grammars: OpenAI's `response_format`, `tool_choice` (required or named) in the syntax that
-the model's chat template uses for tool calls, and a grammar of the caller's own.
+OpenAI's `response_format` and a caller's own grammar are here, and what a schema and a marker are in a grammar; tool
+calls are in constraint_tools.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pantheon.engine.constraint_limits import check_size
 from pantheon.errors import BadRequest
 
 #: Blanks between JSON tokens: one space, or a newline with its indent.  Unbounded blanks let a small model run on.
@@ -18,8 +19,6 @@ _JSON_BLANKS = r"( |\n[ \t]{0,40})"
 
 #: marker(text) is how a grammar spells a text that may be a control token of the model: `<[id]>` or a quoted text
 Marker = Callable[[str], str]
-
-TOOL_SYNTAXES = ("hermes", "xml", "llama3", "mistral")
 
 
 def quoted(text: str) -> str:
@@ -34,6 +33,7 @@ def json_rule(schema: Any, param: str) -> str:
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{param}: a JSON schema is an object", param=param)
     options = {"lenient": True, "whitespace_pattern": _JSON_BLANKS}
+    check_size(schema, param)
     try:
         return "%json " + json.dumps({**tamed(schema), "x-guidance": options})
     except RecursionError:
@@ -125,141 +125,19 @@ def _regex(text: str) -> str:
     return "/" + text.replace("\\/", "/").replace("/", "\\/") + "/"
 
 
-def after_reasoning(grammar: str, marker: Marker) -> str:
-    """The grammar for a prompt that ends inside an open <think>: free text first, then </think>, then the answer."""
-    close = marker("</think>")
-    in_text = "_thought[lazy]: /(.|\\n)*<\\/think>/\n"
+def after_reasoning(grammar: str, marker: Marker, closing: str = "</think>") -> str:
+    """The grammar for a prompt that ends inside an open thought: free text first, then its end, then the answer."""
+    close = marker(closing)
+    in_text = f"_thought[lazy]: {up_to(closing)}\n"
     thought = in_text if close.startswith('"') else f"_thought: /(.|\\n)*/ {close}\n"
-    inner = re.sub(r"^start\s*:", "_answer:", grammar, count=1, flags=re.MULTILINE)
-    return f"{thought}start: _thought /[ \\n]{{0,4}}/ _answer\n{inner}"
+    return f"{thought}start: _thought /[ \\n]{{0,4}}/ _answer\n{renamed(grammar, '_answer')}"
 
 
-# ---- tool calls ---------------------------------------------------------------------------------------------------
+def up_to(text: str) -> str:
+    """A regex: anything, and the text at its end."""
+    return "/(.|\\n)*" + re.escape(text).replace("/", "\\/") + "/"
 
 
-def tool_syntax(template_source: str) -> str:
-    """Which of TOOL_SYNTAXES a chat template teaches its model; Hermes' `<tool_call>` JSON when it shows none."""
-    if "<tool_call>" in template_source:
-        return "xml" if "<function=" in template_source else "hermes"
-    if "[TOOL_CALLS]" in template_source:
-        return "mistral"
-    if "<|python_tag|>" in template_source or '"parameters": ' in template_source:
-        return "llama3"
-    return "hermes"
-
-
-def tools_grammar(spec: Mapping[str, Any], marker: Marker) -> str | None:
-    """The grammar of {"tools", "tool_choice", "parallel_tool_calls", "syntax"}; None where nothing is forced.
-
-    tool_choice "required" forces one of the tools or more, {"type": "function", "function": {"name"}} that one, once:
-    who asks for one function reads one call (instructor refuses a second).
-    Raises BadRequest (tools, tool_choice).
-    """
-    chosen = _chosen_tools(spec)
-    if chosen is None:
-        return None
-    syntax = spec.get("syntax", "hermes")
-    if syntax not in TOOL_SYNTAXES:
-        raise BadRequest(f"tool calls can't be forced in the syntax {syntax!r}", param="tool_choice")
-    write = {"hermes": _hermes, "xml": _xml, "llama3": _llama3, "mistral": _mistral}[syntax]
-    parallel = spec.get("tool_choice") == "required" and bool(spec.get("parallel_tool_calls", True))
-    return write(chosen, parallel, marker)
-
-
-_Tool = tuple[str, Mapping[str, Any]]
-
-
-def _chosen_tools(spec: Mapping[str, Any]) -> list[_Tool] | None:
-    listed = spec.get("tools") or []
-    if not isinstance(listed, list):
-        raise BadRequest("tools must be a list", param="tools")
-    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(listed)]
-    choice = spec.get("tool_choice", "auto")
-    if choice in ("auto", "none", None):
-        return None
-    if not tools:
-        raise BadRequest("tool_choice needs tools", param="tool_choice")
-    if choice == "required":
-        return tools
-    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    found = [tool for tool in tools if tool[0] == name]
-    if not found:
-        known = ", ".join(repr(tool[0]) for tool in tools)
-        raise BadRequest(f"tool_choice names {name!r}, which is none of the tools ({known})", param="tool_choice")
-    return found[:1]
-
-
-def _tool(item: Any, param: str) -> _Tool:
-    function = item.get("function", item) if isinstance(item, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise BadRequest(f"{param}.function.name is missing", param=param)
-    schema = function.get("parameters")
-    if schema is None:
-        schema = {"type": "object", "properties": {}, "additionalProperties": False}
-    if not isinstance(schema, Mapping):
-        raise BadRequest(f"{param}.function.parameters must be an object", param=param)
-    if not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys():
-        schema = {"type": "object", **schema}
-    return function["name"], schema
-
-
-def _json_calls(tools: Sequence[_Tool], key: str) -> str:
-    """Rules `call`, `call_<i>`: `{"name": "…", "<key>": <arguments>}`, one alternative a tool."""
-    lines = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
-    for i, (name, schema) in enumerate(tools):
-        head = quoted(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
-        lines.append(f"call_{i}: {head} args_{i} {quoted('}')}")
-        lines.append(f"args_{i}: {json_rule(schema, 'tools')}")
-    return "\n".join(lines)
-
-
-def _hermes(tools: Sequence[_Tool], parallel: bool, marker: Marker) -> str:
-    one = f'{marker("<tool_call>")} "\\n" call "\\n" {marker("</tool_call>")}'
-    more = f' ("\\n" {one})*' if parallel else ""
-    return f"start: {one}{more}\n{_json_calls(tools, 'arguments')}"
-
-
-def _llama3(tools: Sequence[_Tool], parallel: bool, marker: Marker) -> str:
-    # the templates of this family refuse parallel calls
-    return f"start: call\n{_json_calls(tools, 'parameters')}"
-
-
-def _mistral(tools: Sequence[_Tool], parallel: bool, marker: Marker) -> str:
-    more = ' (", " call)*' if parallel else ""
-    return f'start: {marker("[TOOL_CALLS]")} "[" call{more} "]"\n{_json_calls(tools, "arguments")}'
-
-
-def _xml(tools: Sequence[_Tool], parallel: bool, marker: Marker) -> str:
-    """`<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`."""
-    one = f'{marker("<tool_call>")} "\\n" call "\\n" {marker("</tool_call>")}'
-    more = f' ("\\n" {one})*' if parallel else ""
-    lines = [f"start: {one}{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
-    for i, (name, schema) in enumerate(tools):
-        properties = schema.get("properties")
-        keys = list(properties.items()) if isinstance(properties, Mapping) else []
-        required = schema.get("required")
-        needed = required if isinstance(required, list) else []
-        parts = [quoted(f"<function={name}>\n")]
-        for j, (key, value_schema) in enumerate(keys):
-            rule = f"arg_{i}_{j}"
-            parts.append(rule if key in needed else f"{rule}?")
-            lines.append(f"{rule}: {quoted(f'<parameter={key}>' + chr(10))} {rule}_value")
-            lines.append(_xml_value(f"{rule}_value", value_schema, schema))
-        lines.append(f"call_{i}: {' '.join(parts)} {quoted('</function>')}")
-    return "\n".join(lines)
-
-
-def _xml_value(rule: str, schema: Any, whole: Mapping[str, Any]) -> str:
-    """A parameter's value: texts stand bare up to the closing tag, everything else is JSON."""
-    plain = isinstance(schema, Mapping) and schema.get("type") == "string"
-    if plain and isinstance(schema.get("enum"), list) and all(isinstance(v, str) for v in schema["enum"]):
-        options = " | ".join(quoted(v) for v in schema["enum"])
-        return f'{rule}: ({options}) "\\n</parameter>\\n"'
-    if plain:
-        return f"{rule}[lazy]: /(.|\\n)*\\n<\\/parameter>\\n/"
-    # $defs of the whole schema stay reachable from the part
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    if isinstance(schema, Mapping):
-        schema = {**shared, **schema}
-    return f'{rule}: {rule}_json "\\n</parameter>\\n"\n{rule}_json: {json_rule(schema, "tools")}'
+def renamed(grammar: str, rule: str) -> str:
+    """The grammar with another name for its start."""
+    return re.sub(r"^start\s*:", f"{rule}:", grammar, count=1, flags=re.MULTILINE)

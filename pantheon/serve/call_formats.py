@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from pantheon.serve.call_values import code_key, python_call, typed_text, types_of
+from pantheon.engine.constraint_tools import tool_syntax
+from pantheon.engine.schema_types import types_of
+from pantheon.serve.call_values import code_key, python_call, typed_text
 from pantheon.serve.scan import Ended, Malformed, Out, Scan, Steps, collect, escaped, json_string, json_value
 
 _NAME = re.compile(r"[\w.\-]")
@@ -231,7 +233,7 @@ def _function(scan: Scan, sink: Sink, offered: Offered) -> Steps[None]:
             continue
         if found:
             scan.take(len(found))
-        elif c == "" and not sink.open or scan.cut_within("<parameter=", "</function>"):
+        elif (c == "" and not sink.open) or scan.cut_within("<parameter=", "</function>"):
             raise Ended
         elif c:
             raise Malformed
@@ -429,5 +431,11 @@ GEMMA_TOOLS = ToolFormat(
 DEEPSEEK_TOOLS = ToolFormat(
     {_DS_CALLS: _deepseek, _DS_CALL: _deepseek, **_COMMON}, (_DS_END, _DS_SEP, _DS_CALL_END, *COMMON_TOOLS.marks)
 )
-#: by engine.constraint_grammar.tool_syntax
-FORMATS = {"llama3": LLAMA3_TOOLS, "phi": PHI_TOOLS, "gemma": GEMMA_TOOLS, "deepseek": DEEPSEEK_TOOLS}
+_FORMATS = {"llama3": LLAMA3_TOOLS, "phi": PHI_TOOLS, "gemma": GEMMA_TOOLS, "deepseek": DEEPSEEK_TOOLS}
+
+
+def tool_format(template_source: str) -> ToolFormat:
+    """How the model of a chat template writes calls; Gemma's older ones are not told, and have a way of their own."""
+    if "<start_of_turn>" in template_source:
+        return GEMMA_TOOLS
+    return _FORMATS.get(tool_syntax(template_source), COMMON_TOOLS)

@@ -11,39 +11,6 @@ from pantheon.serve.scan import MAX_DEPTH
 
 #: Longer calls are no calls; the reader of Python's grammar is not built for strangers.
 _MAX_PYTHON = 4000
-_MAX_REFS = 8
-
-
-def types_of(schema: Any, whole: Any = None, depth: int = 0) -> set[str]:
-    """The JSON types that a schema names; empty when it names none.  `whole` holds the $defs."""
-    if not isinstance(schema, dict) or depth > _MAX_REFS:
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {item for item in kind if isinstance(item, str)}
-    options = schema.get("anyOf", schema.get("oneOf"))
-    if isinstance(options, list):
-        return set().union(*(types_of(option, whole, depth + 1) for option in options))
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    if values:
-        return {_type_of(value) for value in values}
-    return types_of(_referred(schema.get("$ref"), whole), whole, depth + 1)
-
-
-def _type_of(value: Any) -> str:
-    kinds = {bool: "boolean", str: "string", int: "number", float: "number", list: "array", dict: "object"}
-    return kinds.get(type(value), "null")
-
-
-def _referred(ref: Any, whole: Any) -> Any:
-    """What a local $ref names."""
-    if not isinstance(ref, str) or not ref.startswith("#/"):
-        return None
-    for key in ref[2:].split("/"):
-        whole = whole.get(key) if isinstance(whole, dict) else None
-    return whole
 
 
 def typed_text(text: str, kinds: set[str]) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import tool_syntax
+from pantheon.engine.constraint_tools import is_strict, tool_syntax
 from pantheon.engine.generate import check_fits
 from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
-from pantheon.serve.call_formats import COMMON_TOOLS, FORMATS, ToolFormat
+from pantheon.serve.call_formats import ToolFormat, tool_format
 from pantheon.serve.chat_request import ChatRequest
 from pantheon.serve.emitter import THOUGHT, thought_tags
 from pantheon.text.cut import cut, steps
@@ -77,25 +77,26 @@ def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | N
         if most < whole:
             prompt = _cut_prompt(model, request, offered, prompt, most)
     limit = room(prompt.ids, model.n_ctx, request.max_tokens)
-    syntax = tool_syntax(model.template.source)
-    spec = _constraint_spec(request, offered, syntax)
+    source = model.template.source
+    thought = thought_tags(source)
+    spec = _constraint_spec(request, offered, tool_syntax(source))
 
     def new_constraint() -> Constraint | None:
-        return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning) if spec else None
+        if spec is None:
+            return None
+        return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning, thought=thought)
 
     new_constraint()
-    # an answer that must be JSON of its own is no call
-    may_call = bool(offered) and (spec is None or spec["type"] == "tools")
     return Job(
         prompt_ids=prompt.ids,
         params=request.params,
         limit=limit,
         stop=request.stop,
-        format=FORMATS.get(syntax, COMMON_TOOLS) if may_call else None,
+        format=tool_format(source) if offered else None,
         tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
         max_calls=None if request.parallel_tool_calls else 1,
         opens_reasoning=prompt.opens_reasoning,
-        thought=thought_tags(model.template.source),
+        thought=thought,
         new_constraint=new_constraint,
         ignore_eog=request.ignore_eog,
         uncapped=request.max_tokens is None,
@@ -123,15 +124,17 @@ def _cut_prompt(model: Model, request: ChatRequest, offered: list[dict[str, Any]
 
 
 def _constraint_spec(request: ChatRequest, offered: list[dict[str, Any]], syntax: str) -> dict[str, Any] | None:
+    """What make_constraint must hold the answer to: a forced call, a format (or a call), or strict tools."""
+    spec = {"tools": offered, "syntax": syntax, "parallel_tool_calls": request.parallel_tool_calls}
     if request.tool_choice in ("required", "named"):
         named = {"type": "function", "function": {"name": request.tool_name}}
-        return {
-            "type": "tools",
-            "tools": offered,
-            "tool_choice": named if request.tool_choice == "named" else "required",
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "syntax": syntax,
-        }
+        choice: Any = named if request.tool_choice == "named" else "required"
+        return {**spec, "type": "tools", "tool_choice": choice}
+    if request.response_format is None:
+        strict = any(map(is_strict, offered))
+        return {**spec, "type": "openings"} if strict else None
+    if offered:
+        return {**spec, "type": "tools", "response_format": request.response_format}
     return request.response_format
 
 

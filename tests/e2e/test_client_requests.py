@@ -68,7 +68,9 @@ def check_whole(whole: dict[str, Any]) -> None:
         assert message["role"] == "assistant" and (message["content"] or message.get("tool_calls"))
         for call in message.get("tool_calls", []):
             assert call["id"] and call["type"] == "function" and isinstance(call["function"]["arguments"], str)
-            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+            # a cap leaves a call as far as it got
+            if choice["finish_reason"] != "length":
+                assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
 def check_stream(stream: Stream, whole: dict[str, Any], usage: bool) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pantheon.engine import constraint as module
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_grammar import TOOL_SYNTAXES, tamed
+from pantheon.engine.constraint_grammar import tamed
+from pantheon.engine.constraint_tools import TOOL_SYNTAXES
 from pantheon.engine.load import load_model
 from pantheon.errors import BadRequest, PantheonError
 from tests.engine.constrained import TOKENIZER, N, run, valid
@@ -228,7 +229,7 @@ JSON = st.recursive(
 
 
 @given(schema=JSON, name=st.text(max_size=5), choice=JSON)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_json_is_taken_or_refused_by_name(schema: Any, name: str, choice: Any) -> None:
     """No input of a request may come out as an internal error."""
     tool = {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -238,13 +239,19 @@ def test_any_json_is_taken_or_refused_by_name(schema: Any, name: str, choice: An
         {"type": schema},
         {"type": "grammar", "syntax": "regex", "grammar": name},
         *({"type": "tools", "tools": [tool], "tool_choice": "required", "syntax": s} for s in TOOL_SYNTAXES),
+        *({"type": "openings", "tools": [_strict(tool)], "syntax": s} for s in TOOL_SYNTAXES),
         {"type": "tools", "tools": [tool], "tool_choice": choice},
+        {"type": "tools", "tools": [tool], "response_format": {"type": "json_object"}},
         {"type": "tools", "tools": schema, "tool_choice": "required"},
     ):
         try:
             make_constraint(TOKENIZER, spec)
         except BadRequest as fault:
             assert fault.param and "\n" not in fault.message
+
+
+def _strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
 
 
 def test_a_schema_nested_without_end_is_refused() -> None:

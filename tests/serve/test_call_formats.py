@@ -1,4 +1,4 @@
-"""Tool calls of every format, piece by piece: any cut gives the same calls; malformed text is text (M044, M121-M123)."""
+"""Tool calls of every format, piece by piece: any cut gives the same; malformed text is text (M044, M121-M123)."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ FORMS: list[tuple[ToolFormat, str, list[tuple[str, Any]], str]] = [
     (COMMON_TOOLS, 'a <tool_call>{"arguments": {"city": "Oslo"}, "name": "f"}</tool_call>\nb', OSLO, "a b"),
     (COMMON_TOOLS, '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}', OSLO, ""),
     (COMMON_TOOLS, '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}}</tool_call>', OSLO, ""),
-    (COMMON_TOOLS, '<tool_call>{"name": "f", "arguments": {"s": "x\ny\\\'"}}</tool_call>', [("f", {"s": "x\ny'"})], ""),
-    (COMMON_TOOLS, '<tool_call>[{"name": "f"}, {"name": "g", "arguments": null}]</tool_call>', [("f", {}), ("g", {})], ""),
+    (COMMON_TOOLS, '<tool_call>{"name": "f", "arguments": {"s": "x\ny\\\'"}}</tool_call>',
+     [("f", {"s": "x\ny'"})], ""),
+    (COMMON_TOOLS, '<tool_call>[{"name": "f"}, {"name": "g", "arguments": null}]</tool_call>',
+     [("f", {}), ("g", {})], ""),
     (COMMON_TOOLS, '<tool_call>{"name":"f","arguments":"{\\"city\\": \\"Oslo\\"}"}</tool_call>', OSLO, ""),
     (COMMON_TOOLS, '<tool_call>{"function": {"name": "f", "arguments": {"city": "Oslo"}}}</tool_call>', OSLO, ""),
     (COMMON_TOOLS, '<tool_call>{"name": "f", "arguments": {"b": True, "o": [1, -2.5e3,],}}</tool_call>',
@@ -71,9 +73,10 @@ FORMS: list[tuple[ToolFormat, str, list[tuple[str, Any]], str]] = [
     (COMMON_TOOLS, '<tool_call>{"name": "f"}<tool_call>{"name": "g"}</tool_call>', [("f", {}), ("g", {})], ""),
     (COMMON_TOOLS, '<tool_call>{"name": "f"} Done.</tool_call>', [("f", {})], "Done."),
     # Qwen3-Coder, Qwen3.5
-    (COMMON_TOOLS, "<tool_call>\n<function=f>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>", OSLO, ""),
-    (COMMON_TOOLS, "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=o>\n{\"a\": [1]}\n</parameter>"
-     "\n</function>\n</tool_call>", [("f", {"n": 3, "o": {"a": [1]}})], ""),
+    (COMMON_TOOLS, "<tool_call>\n<function=f>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+     OSLO, ""),
+    (COMMON_TOOLS, "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=o>\n{\"a\": [1]}\n"
+     "</parameter>\n</function>\n</tool_call>", [("f", {"n": 3, "o": {"a": [1]}})], ""),
     (COMMON_TOOLS, "<function=f></function>", [("f", {})], ""),
     (COMMON_TOOLS, "<function=f><parameter=city>Oslo", OSLO, ""),
     (COMMON_TOOLS, "<function=f>\n<parameter=s>\n\n a\"\\\n\n<parameter=b>\nmaybe\n</function>\n</tool_call> so",
@@ -107,7 +110,12 @@ FORMS: list[tuple[ToolFormat, str, list[tuple[str, Any]], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tools", "text", "expected", "content"), FORMS, ids=lambda v: v[:40] if type(v) is str else "")
+every_form = pytest.mark.parametrize(
+    ("tools", "text", "expected", "content"), FORMS, ids=lambda value: value[:40] if type(value) is str else ""
+)
+
+
+@every_form
 def test_formats_at_every_cut(tools: ToolFormat, text: str, expected: list[tuple[str, Any]], content: str) -> None:
     whole = read([text], tools)
     assert (whole.values, whole.content, whole.complete) == (expected, content, len(expected))
@@ -118,7 +126,7 @@ def test_formats_at_every_cut(tools: ToolFormat, text: str, expected: list[tuple
     assert (singly.calls, singly.content) == (whole.calls, whole.content)
 
 
-@pytest.mark.parametrize(("tools", "text", "expected", "content"), FORMS, ids=lambda v: v[:40] if type(v) is str else "")
+@every_form
 def test_a_cap_at_every_place_leaves_a_beginning(
     tools: ToolFormat, text: str, expected: list[tuple[str, Any]], content: str
 ) -> None:
@@ -179,7 +187,8 @@ def test_xml_values_take_their_types_from_the_schema() -> None:
     schema = {
         "$defs": {"k": {"enum": [1, 2]}},
         "properties": {
-            "r": {"$ref": "#/$defs/k"}, "u": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "x": {}, "c": {"const": 1}
+            "r": {"$ref": "#/$defs/k"}, "u": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "x": {},
+            "c": {"const": 1},
         },
     }  # fmt: skip
     keys = {"r": "2", "u": "null", "x": "3", "c": "1"}
@@ -191,8 +200,9 @@ def test_xml_values_take_their_types_from_the_schema() -> None:
 
 PARTS = st.sampled_from(
     ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=s>", "</parameter>", "[TOOL_CALLS]", "{",
-     "}", "[", "]", '"name"', ":", '"f"', ",", '"arguments"', "[ARGS]", "1", "NaN", "\\", '"', " ", "\n", '{"name": "f"',
-     ', "arguments": {', "<|python_tag|>", "f(s=1)", "<|tool_call>", "call:f", '<|"|>', "<tool_call|>", "s", ";"]
+     "}", "[", "]", '"name"', ":", '"f"', ",", '"arguments"', "[ARGS]", "1", "NaN", "\\", '"', " ", "\n",
+     '{"name": "f"', ', "arguments": {', "<|python_tag|>", "f(s=1)", "<|tool_call>", "call:f", '<|"|>', "<tool_call|>",
+     "s", ";"]
 )  # fmt: skip
 
 

@@ -135,9 +135,29 @@ def test_schema_is_enforced_on_prose_B08c() -> None:
         whole, reason = message(api, response_format=asked, temperature=0)
         assert (json.loads(whole["content"]), reason) == ({"city": "Oslo"}, "stop")
         assert json.loads(api.stream(response_format=asked, temperature=0).text()) == {"city": "Oslo"}
-        # tools beside an enforced format stay in the prompt; the answer is the format's
-        both, _ = message(api, response_format=asked, tools=TOOLS, temperature=0)
-        assert json.loads(both["content"]) == {"city": "Oslo"}
+    # beside tools the answer is of the format or a call, whichever the model is for
+    with scripted('{"city": "Oslo"}') as api:
+        both, reason = message(api, response_format=asked, tools=TOOLS, temperature=0)
+        assert (json.loads(both["content"]), reason) == ({"city": "Oslo"}, "stop")
+    with scripted('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>') as api:
+        for choice in ("auto", "none"):
+            both, reason = message(api, response_format=asked, tools=TOOLS, tool_choice=choice, temperature=0)
+            assert reason == ("tool_calls" if choice == "auto" else "stop")
+            assert both["content"] is None if choice == "auto" else json.loads(both["content"]) == {"city": "Oslo"}
+
+
+def test_a_strict_tool_gets_what_its_schema_says() -> None:
+    """The call is the model's own idea; within it the schema is enforced."""
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": _enum("zone", "utc")}}
+    with scripted(*'Well. <tool_call>\n{"name": "f", "arguments": {"zone": 5}}\n</tool_call>', eog=True) as api:
+        whole, reason = message(api, tools=[tool], temperature=0)
+        assert reason == "tool_calls" and whole["content"].strip() == "Well."
+        assert json.loads(whole["tool_calls"][0]["function"]["arguments"]) == {"zone": "utc"}
+    with scripted("Nothing to call.") as api:
+        assert message(api, tools=[tool])[0]["content"] == "Nothing to call."
+        bad = {**tool["function"], "parameters": {"type": "nonsense"}}  # type: ignore[dict-item]
+        answer = api.chat(tools=[{"type": "function", "function": bad}])
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "tools")
 
 
 def test_json_object_B08b() -> None:

@@ -1,0 +1,53 @@
+"""Schemas of hostile size are refused by name before anything is spent on them; limits met later are a 400, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pantheon.engine.constraint import make_constraint
+from pantheon.engine.constraint_limits import MAX_OPTIONAL
+from pantheon.errors import BadRequest, PantheonError
+from tests.engine.constrained import TOKENIZER, N
+
+
+def constraint(schema: Any) -> Any:
+    return make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": schema}})
+
+
+def optional(n: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(n)}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (optional(5000), "optional properties"),
+        ({"anyOf": [optional(MAX_OPTIONAL) for _ in range(9)]}, "too large"),
+        ({"enum": [f"v{i}" for i in range(60_000)]}, "too large"),
+        ({"type": "string", "pattern": "a" * 700_000}, "too large"),
+        ({"type": "integer", "multipleOf": 999_983}, "multipleOf"),
+        ({"type": "number", "multipleOf": 1e300}, "multipleOf"),
+        ({"type": "number", "multipleOf": 0.123457}, "multipleOf"),
+    ],
+)
+def test_what_would_cost_too_much_is_refused(schema: Any, said: str) -> None:
+    with pytest.raises(BadRequest, match=said) as caught:
+        constraint(schema)
+    assert caught.value.param == "response_format" and len(caught.value.message) < 300
+
+
+def test_ordinary_sizes_are_not() -> None:
+    assert constraint(optional(120)) is not None
+    assert constraint({"type": "number", "multipleOf": 0.25}) is not None
+
+
+def test_a_limit_that_is_met_while_decoding_is_a_400() -> None:
+    made = constraint({"type": "string", "pattern": "^((((a{1,100}){1,100}){1,100}){1,100})$"})
+    with pytest.raises(PantheonError) as caught:
+        for _ in range(400):
+            made.mask(np.zeros(N, np.float32))
+            made.accept(ord('"') if not _ else ord("a"))
+    assert (caught.value.status, caught.value.code) == (400, "constraint_failed")
