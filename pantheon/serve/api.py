@@ -11,6 +11,7 @@ from pantheon.serve import (
     dry_run,
     embeddings,
     health,
+    messages_api,
     models_api,
     native_completion,
     native_text,
@@ -23,6 +24,7 @@ from pantheon.serve import (
     ui,
 )
 from pantheon.serve.context import App
+from pantheon.serve.messages_reply import VOICE
 from pantheon.serve.routes import Router
 
 
@@ -40,6 +42,8 @@ def build_router(app: App) -> Router:
         ("POST", "/v1/chat/completions", openai_chat.post_chat),
         ("POST", "/v1/completions", completions.post_completion),
         ("POST", "/v1/responses", responses_api.post_response),
+        ("POST", "/v1/messages", messages_api.post_message),
+        ("POST", "/v1/messages/count_tokens", messages_api.post_count_tokens),
         ("POST", "/completion", native_completion.post_completion),
         ("POST", "/completions", native_completion.post_completion),
         ("POST", "/infill", native_completion.post_infill),
@@ -75,4 +79,6 @@ def build_router(app: App) -> Router:
         ("POST", "/m/", one_model.post),
     ):
         router.add(method, path, partial(handler, app))
+    for ending in ("/v1/messages", "/v1/messages/count_tokens"):
+        router.speak(ending, VOICE)
     return router

@@ -77,6 +77,9 @@ ROUTES: tuple[Route, ...] = (
     _post("/v1/chat/completions", "Answer a conversation", "chat", tables.CHAT + _GENERATED, answers.CHAT),
     _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION),
     _post("/v1/responses", "Answer a conversation, OpenAI's newer API", "chat", doors.RESPONSES, doors.RESPONSE),
+    _post("/v1/messages", "Answer a conversation, Anthropic's API", "chat", doors.MESSAGES, doors.MESSAGE),
+    _post("/v1/messages/count_tokens", "How many tokens such a request has", "chat", doors.COUNTED,
+          {"input_tokens": 21}),
     _post("/admin/models/load", "Load a model", "admin", tables.LOAD, answers.INSTANCE | {"status": "loaded"},
           answers={200: (JSON, answers.INSTANCE | {"status": "loaded"}), 202: (JSON, answers.UNDER_WAY)},
           faults=_ADMIN, guard="admin"),
@@ -107,6 +110,7 @@ _ONE = "/m/{model}"
 #: what one_model.py answers
 ONE_MODEL = frozenset({
     "/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses",
+    "/v1/messages", "/v1/messages/count_tokens",
 })  # fmt: skip
 
 

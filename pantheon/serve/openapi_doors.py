@@ -6,6 +6,7 @@ from typing import Any
 
 from pantheon.serve import openapi_tables as tables
 from pantheon.serve.openapi_fields import (
+    Schema,
     array,
     choice,
     either,
@@ -17,8 +18,8 @@ from pantheon.serve.openapi_fields import (
     text,
 )
 
-_STRING = {"type": "string"}
-_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_STRING: Schema = {"type": "string"}
+_OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _FAR = 1 << 53
 _STREAM = flag("stream", False, "answer as server-sent events")
 _EOS = flag("ignore_eos", False, "go on after an end-of-generation token")
@@ -75,5 +76,42 @@ RESPONSE: dict[str, Any] = {
         "output_tokens": 2,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 23,
+    },
+}
+
+_ASKED: tables.Fields = (
+    needed(array("messages", {"type": "object"}, "roles `user` and `assistant`; text or blocks", minItems=1)),
+    either("system", [_STRING, _OBJECTS], "text, or blocks of it"),
+    array("tools", {"type": "object"}, "`name`, `description`, `input_schema`; tools that Anthropic's servers run are "
+          "left out"),
+    members("tool_choice", "`type` is `auto`, `any`, `tool` (with its `name`) or `none`; "
+            "`disable_parallel_tool_use`"),
+    members("thinking", "`type` is `enabled`, `adaptive` or `disabled`: thoughts are off unless asked for; "
+            "`budget_tokens` goes to the chat template as `thinking_budget`"),
+    array("stop_sequences", _STRING, "up to 16; they end the answer and are no part of it"),
+    members("output_config", "`format` with a `schema` that the answer is held to; `effort` for the chat template"),
+    members("output_format", "the same as `output_config.format`"),
+    members("metadata", "a `user_id` with a session in it names the conversation"),
+    _THINK, _TEMPLATE, _EOS, _STREAM, *tables.MODEL, *tables.SAMPLING,
+    *(field for field in tables.SESSION if field.name not in ("conversation", "metadata")),
+)  # fmt: skip
+MESSAGES: tables.Fields = (
+    *_ASKED, needed(integer("max_tokens", 1, _FAR, "the most tokens of the answer")),
+)  # fmt: skip
+COUNTED: tables.Fields = (*_ASKED, integer("max_tokens", 1, _FAR, "changes nothing here"))
+
+MESSAGE: dict[str, Any] = {
+    "id": "msg_0c9bd07a41",
+    "type": "message",
+    "role": "assistant",
+    "model": "SmolLM2-135M-Instruct.Q4_1",
+    "content": [{"type": "text", "text?": "Hello."}],
+    "stop_reason": "end_turn",
+    "stop_sequence": ("END", None),
+    "usage": {
+        "input_tokens": 21,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 2,
     },
 }
