@@ -55,10 +55,10 @@ class ReferenceState:
         for rows in self.k + self.v:
             rows[slot, n:] = 0
 
-    def copy_prefix(self, source: int, target: int, n: int) -> None:
-        """Make target begin with source's first n positions."""
+    def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
+        """Make target begin with source's first n positions, of which it has the first `first` already."""
         for rows in self.k + self.v:
-            rows[target, :n] = rows[source, :n]
+            rows[target, first:n] = rows[source, first:n]
 
     def nbytes(self) -> int:
         """Bytes of all KV rows."""

@@ -25,7 +25,8 @@ SLOTS = 8
 
 
 class Warm:
-    """A prompt's place in a state: run it in `slot` from token `reused` on, and tell `held` what got there."""
+    """A prompt's place in a state: run it in `slot` from token `reused` on, and tell `held` what got there.  `reused`
+    counts all that need not be read, also what `look_again` finds."""
 
     def __init__(self, cache: PrefixCache | None, slot: int, reused: int, ids: Sequence[int]) -> None:
         self.slot, self.reused = slot, reused
@@ -69,20 +70,22 @@ class PrefixCache:
                 self._state.reset(slot)
         return Warm(self, seat.slot, seat.reused, ids)
 
-    def look_again(self, warm: Warm) -> int:
-        """Before its first chunk is read: take along what another one has read since; the tokens that are reused."""
+    def look_again(self, warm: Warm, ids: Sequence[int]) -> int:
+        """Before a chunk of a prompt is read: copy what another one has read of it since; how many tokens."""
         with self.lock:
+            had = len(warm.held)
             seat = self._table.look_again(warm.slot)
-            if seat is not None and seat.source is not None and self._copy is not None:
-                self._copy(seat.source, seat.slot, seat.reused)
-                warm.reused = seat.reused
-                warm.held[:] = self._table.tokens_of(seat.slot)
-        return warm.reused
+            if seat is None or seat.source is None or self._copy is None:
+                return 0
+            self._copy(seat.source, seat.slot, seat.reused, had)
+            warm.held += ids[had : seat.reused]
+            warm.reused += seat.reused - had
+            return seat.reused - had
 
-    def note_read(self, slot: int, ids: Sequence[int]) -> None:
-        """A running conversation has read so much of its prompt: others may copy it."""
+    def note_progress(self, slot: int, n: int) -> None:
+        """A running conversation has read the first n tokens of its prompt: others may copy them."""
         with self.lock:
-            self._table.note_progress(slot, len(ids))
+            self._table.note_progress(slot, n)
 
     def _end(self, warm: Warm, keep: bool) -> None:
         with self.lock:

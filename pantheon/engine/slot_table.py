@@ -231,10 +231,6 @@ class SlotTable:
         """(tokens that can be reused, positions whose pages are in memory)."""
         return sum(len(slot.ids) for slot in self._slots), sum(slot.high for slot in self._slots)
 
-    def tokens_of(self, slot: int) -> list[int]:
-        """What lies in one slot."""
-        return list(map(int, self._slots[slot].ids))
-
     def rows(self) -> list[tuple[int, int, bool]]:
         """(tokens that can be reused, positions in memory, busy) of each slot."""
         return [(len(slot.ids), slot.high, slot.busy) for slot in self._slots]

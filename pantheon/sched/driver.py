@@ -41,6 +41,8 @@ class Driver:
         """One forward over all active slots, if there are any.  Who is active is decided inside the turn."""
         shared = self._shared
         with shared.turnstile.turn():
+            for slot in shared.prompts[:1]:
+                shared.catch_up(slot)
             with shared.mu:
                 step = self._compose_locked()
             if step is None:

@@ -37,7 +37,11 @@ class Handle:
         self._cancelled, self._on_prefill = cancelled, on_prefill
         self._shown = -1
         self._open = True
-        self.reused = run.warm.reused
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompt that were not read, because they were there."""
+        return self._run.warm.reused
 
     @property
     def held(self) -> list[int]:
@@ -115,6 +119,7 @@ class Handle:
         """One chunk of the prompt in a turn of its own; the last one samples and binds [M113, M115]."""
         shared = self._shared
         with shared.turnstile.turn():
+            shared.catch_up(self._slot)
             step = compose((), (self._run.reading,), shared.config.chunk, shared.max_columns)
             assert step is not None, "the prompt has been read"
             shared.carry_out(step, Actor.OWNER)

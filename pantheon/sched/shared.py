@@ -158,6 +158,15 @@ class Shared:
             slot.move(Phase.IDLE, Actor.OWNER)
             slot.run = None
 
+    def catch_up(self, slot: Slot) -> None:
+        """Before a chunk of a prompt: take what another one that begins alike has read meanwhile [X12]."""
+        assert self.turnstile.mine
+        if self.cache is not None and slot.run is not None:
+            found = self.cache.look_again(slot.run.warm, slot.run.ids)
+            if found:
+                with self.mu:
+                    self.counters.cached_tokens += found
+
     def carry_out(self, step: Step, who: Actor) -> None:
         """Run a step's forward, sample every row of it in order, hand the tokens over [M108].
 
@@ -177,8 +186,8 @@ class Shared:
             runs[index].warm.held.append(runs[index].token)
         for part in step.parts:
             runs[part.slot].warm.held += runs[part.slot].ids[part.first : part.end]
-            if part.last and self.cache is not None:
-                self.cache.note_read(part.slot, runs[part.slot].ids)
+            if self.cache is not None:
+                self.cache.note_progress(part.slot, part.end)
         landed = [(index, _taken(runs[index], rows[i])) for i, index in enumerate(step.landing)]
         with self.mu:
             for index, token in landed:

@@ -202,7 +202,7 @@ class FakeState:
     def reset(self, slot: int) -> None:
         self.done.append(("reset", slot))
 
-    def copy_prefix(self, source: int, target: int, n: int) -> None:
+    def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
         self.done.append(("copy", source, target, n))
 
 

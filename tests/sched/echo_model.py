@@ -34,7 +34,9 @@ class EchoState:
         assert (self.rows[slot, :n] >= 0).all(), "kept rows that were never written"
         self.rows[slot, n:] = -1
 
-    def copy_prefix(self, source: int, target: int, n: int) -> None:
+    def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
+        assert (self.rows[source, :n] >= 0).all(), "copied rows that were never written"
+        assert (self.rows[target, :first] == self.rows[source, :first]).all(), "other rows stand in front"
         self.rows[target, :n] = self.rows[source, :n]
 
     def nbytes(self) -> int:

@@ -70,12 +70,14 @@ class CpuState:
     def truncate(self, slot: int, n: int) -> None:
         """Keep the first n positions.  Reads are bounded by position, so that nothing need be done."""
 
-    def copy_prefix(self, source: int, target: int, n: int) -> None:
-        """Make target begin with source's first n positions; whole blocks, since what lies behind n is never read."""
+    def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
+        """Make target begin with source's first n positions, of which it has the first `first` already; whole blocks,
+        since what lies behind n is never read."""
         if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
             raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
-        nbytes = -(-n // kv.BLOCK) * self.block_bytes
-        self._arena.copy(source * self.slot_bytes, target * self.slot_bytes, nbytes)
+        skip = min(first, n) // kv.BLOCK * self.block_bytes
+        nbytes = -(-n // kv.BLOCK) * self.block_bytes - skip
+        self._arena.copy(source * self.slot_bytes + skip, target * self.slot_bytes + skip, nbytes)
         self._used[target] = max(self._used[target], n)
 
     def nbytes(self) -> int:
