@@ -13,6 +13,7 @@ from typing import Any
 from pantheon.engine.sampler import SamplingParams
 from pantheon.errors import BadRequest
 from pantheon.serve import session_ids
+from pantheon.serve.constraint_fields import read_constraint
 from pantheon.serve.request_fields import Fields, json_object, kind
 
 MAX_STOPS = 16
@@ -93,7 +94,7 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         tool_choice=choice,
         tool_name=name,
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
-        response_format=_response_format(fields),
+        response_format=_response_format(fields) or read_constraint(fields),
         template_kwargs=_template_kwargs(fields),
         session_id=session_id(fields, headers or {}),
         ignore_eog=fields.flag("ignore_eos", False),

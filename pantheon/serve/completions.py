@@ -21,6 +21,7 @@ from pantheon.serve.chat_request import (
     session_id,
     stop_strings,
 )
+from pantheon.serve.constraint_fields import read_constraint
 from pantheon.serve.context import App
 from pantheon.serve.generation import Logprob, Result, Step
 from pantheon.serve.http_json import Form
@@ -34,7 +35,6 @@ from pantheon.serve.text_request import (
     make_jobs,
     marks_of_prompt,
     prompt_ids,
-    read_constraint,
     read_prompts,
 )
 from pantheon.serve.turn import turn

@@ -69,9 +69,12 @@ def _vectors(
     with turn(app, fields.text("model"), responder) as mine:
         ids = [_ids(mine.model, item, name) for item in inputs]
         with mine.reading(max(map(len, ids))) as (state, forward):
-            vectors = [
-                embed(mine.model, state, one, app.pooling, cancelled=mine.cancelled, turn=forward) for one in ids
-            ]
+            vectors = []
+            for one in ids:
+                mine.flight.begin(len(one), 0, 0)
+                vectors.append(embed(mine.model, state, one, app.pooling, cancelled=mine.cancelled, turn=forward))
+                mine.flight.on_prefill(len(one), len(one))
+                mine.flight.end("stop")
         headers, model_name = mine.headers, mine.entry.name
     shown = [normalised(v, norm) if v.ndim == 1 else np.stack([normalised(row, norm) for row in v]) for v in vectors]
     return shown, sum(map(len, ids)), headers, model_name

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pantheon.serve.answer import Frames, deliver
 from pantheon.serve.chat_request import MAX_CHOICES, max_tokens, sampling_params, session_id, stop_strings
+from pantheon.serve.constraint_fields import read_constraint
 from pantheon.serve.context import App
 from pantheon.serve.generation import Job, Logprob, Result, Step
 from pantheon.serve.http_request import Request
@@ -26,14 +27,10 @@ from pantheon.serve.text_request import (
     marks_of_prompt,
     prompt_ids,
     read_bias,
-    read_constraint,
     read_prompts,
 )
 from pantheon.serve.turn import Turn, turn
 from pantheon.serve.voice import Voice, frame
-
-if TYPE_CHECKING:
-    from pantheon.engine.model import Model
 
 MAX_PROBS = 1000
 
@@ -142,7 +139,7 @@ def post_infill(app: App, request: Request, responder: Responder) -> None:
 
 def _answer(app: App, mine: Turn, asked: NativeRequest, prompts: list[list[int]], responder: Responder) -> Any:
     jobs = list(make_jobs(mine.model, asked.text, prompts))
-    made = NativeReply(asked, mine.model, mine.entry.name, jobs)
+    made = NativeReply(asked, mine, jobs)
     return deliver(app, mine, jobs, made, responder, stream=asked.text.stream)
 
 
@@ -151,8 +148,10 @@ class NativeReply:
 
     voice: Voice = NATIVE
 
-    def __init__(self, asked: NativeRequest, model: Model, name: str, jobs: Sequence[Job]) -> None:
-        self._asked, self._model, self._name, self._jobs = asked, model, name, jobs
+    def __init__(self, asked: NativeRequest, mine: Turn, jobs: Sequence[Job]) -> None:
+        self._asked, self._turn, self._jobs = asked, mine, jobs
+        self._model = mine.model
+        self.progress = self._progress if asked.return_progress else None
         self._bodies: list[dict[str, Any]] = []
         self._index = 0
         self._clear()
@@ -161,6 +160,9 @@ class NativeReply:
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._probs: list[Logprob] = []
+
+    def _progress(self, report: dict[str, Any]) -> bytes:
+        return self._chunk("", [], [], {"prompt_progress": report})
 
     def begin(self, index: int) -> Sequence[bytes]:
         self._index = index
@@ -183,7 +185,9 @@ class NativeReply:
             return (self._chunk(text, tokens, probs),) if text else ()
         return (self._chunk(text, tokens, probs),)
 
-    def _chunk(self, text: str, tokens: list[int], probs: list[Logprob]) -> bytes:
+    def _chunk(
+        self, text: str, tokens: list[int], probs: list[Logprob], more: Mapping[str, Any] | None = None
+    ) -> bytes:
         found: dict[str, Any] = {
             "index": self._index,
             "content": text,
@@ -195,7 +199,9 @@ class NativeReply:
         }
         if probs:
             found["completion_probabilities"] = [probability(item) for item in probs]
-        return frame(found)
+        if self._asked.timings_per_token:
+            found["timings"] = self._turn.flight.timings()
+        return frame({**found, **(more or {})})
 
     def end(self, result: Result) -> Frames:
         body = self._final(result)
@@ -213,7 +219,7 @@ class NativeReply:
             "tokens": self._tokens if self._asked.return_tokens else [],
             "id_slot": 0,
             "stop": True,
-            "model": self._name,
+            "model": self._turn.entry.name,
             "tokens_predicted": result.completion_tokens,
             "tokens_evaluated": result.prompt_tokens,
             "generation_settings": generation_settings(self._asked.text, self._model),

@@ -129,13 +129,6 @@ def read_bias(fields: Fields) -> tuple[tuple[tuple[int, float], ...], tuple[tupl
     return tuple(ids), tuple(texts)
 
 
-def read_constraint(fields: Fields) -> dict[str, Any] | None:
-    """`json_schema` as the constraint it asks for; an empty schema is any JSON."""
-    if not fields.given("json_schema"):
-        return None
-    return {"type": "json_schema", "json_schema": {"schema": fields.object("json_schema")}}
-
-
 def prompt_ids(model: Model, prompt: Prompt, param: str = "prompt", *, special: bool = True) -> list[int]:
     """Token ids of one prompt; with `special` a text in front gets the begin token that the model wants.
 

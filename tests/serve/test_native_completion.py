@@ -167,3 +167,23 @@ def test_errors_come_before_the_stream() -> None:
         answer = api.post("/completion", {"prompt": "a" * 20, "stream": True})
         assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
         assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_progress_and_live_timings_of_a_stream() -> None:
+    with scripted("x", "y") as api:
+        found = events(api, prompt="a" * 300, return_progress=True, timings_per_token=True)
+        progress = [event["prompt_progress"] for event in found if "prompt_progress" in event]
+        assert [item["processed"] for item in progress] == [0, 128, 256, 300]
+        assert {item["total"] for item in progress} == {300}
+        first = found[0]["timings"]
+        assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"]) == (0, 0, 0)
+        assert all("timings" in event and event["tokens_evaluated"] == 300 for event in found)
+        assert "timings" not in events(api)[0]
+
+
+def test_a_grammar_is_enforced_and_a_bad_one_refused() -> None:
+    with scripted("x") as api:
+        assert ask(api, grammar='root ::= "a"{5,5}', n_predict=9)["content"] == "aaaaa"
+        for more in ({"grammar": "root ::= (a"}, {"grammar": 'root ::= "a"', "json_schema": {}}):
+            answer = api.post("/completion", {"prompt": "x", **more})
+            assert (answer.status, answer.json()["error"]["param"]) == (400, "grammar")
