@@ -13,12 +13,14 @@ Floors (a file imports only from lower ones; tools/check_layers.py holds it)
     1  formats/   bytes on disk             text/   tokens and prompts       mem/  pressure, ladder, admission
     0  errors, settings, log, seams, progress
 
-The way of a request: http_server -> routes -> openai_chat (body -> ChatRequest or 400) -> registry.acquire ->
-gen_lock.trylock -> generation (template, tokenizer) -> prefill in chunks -> sample, decode -> detokenizer ->
-emitter (reasoning, content, tool) -> sse -> release in reverse order.  Tokens alone come back.
+The way of a request: http_server -> routes -> openai_chat (body -> ChatRequest or 400) -> registry.acquire -> a place
+(gen_lock.trylock, or the scheduler's gate) -> template, tokenizer -> the wait for a slot -> prefill in chunks ->
+sample, decode -> detokenizer -> emitter (reasoning, content, tool) -> sse -> release in reverse order.  Tokens alone
+come back.
 
-Lock order, outermost first: registry lock, gen_lock (try only), Model turn, HTTP connection lock, seams lock.
-No lock is held across a socket write; only gen_lock and the turn are held across a forward.
+Lock order, outermost first: gen_lock (try only) or a scheduler's turn, the memory keeper's admitting, registry lock,
+prefix cache, scheduler mu, Model turn, HTTP connection lock, seams lock; docs/architecture/sched.md has the table.
+No lock is held across a socket write; only gen_lock and the turns are held across a forward.
 
 Python API: `load`, `load_tokenizer`, `render_template`; `Model` is what `load` returns.
 """

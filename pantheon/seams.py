@@ -15,7 +15,7 @@ from pantheon import settings
 #: Every failure point that the code can hit; `PN_FAIL_AT` naming another one is refused at start.
 POINTS = (
     "thread_start", "load", "upload", "forward", "sample", "handler", "render", "admit", "bind", "state", "cache",
-    "publish",
+    "scheduler", "publish",
 )  # fmt: skip
 
 

@@ -180,8 +180,6 @@ def rules(value: str) -> str:
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
-_BATCH = "the batch scheduler"
-
 _TABLE = (
     Setting("PN_KERNEL_CACHE", _text, "", "folder", "where compiled kernels are kept (default: ~/.cache/pantheon)"),
     Setting("PN_LOG_FORMAT", choice("text", "json"), "text", "text or json", "log lines of a server"),
@@ -199,12 +197,14 @@ _TABLE = (
     Setting("PN_LADDER_DISABLE", switch, 0, "0 or 1", "turn the degradation ladder off"),
     Setting("QWEN35_KV_Q4", switch, 0, "0 or 1", "KV caches in 4 bits", later="a 4-bit KV cache"),
     # many users on one model
-    Setting("QWEN35_BATCH_SLOTS", slots, 0, "slots", "users that share one model at a time", later=_BATCH),
-    Setting("QWEN35_BS_DRIVER_SAMPLE", switch, 1, "0 or 1", "sample in the driver thread", later=_BATCH),
-    Setting("QWEN35_BS_PREFILL_BATCH", switch, 1, "0 or 1", "read prompts in chunks", later=_BATCH),
-    Setting("QWEN35_BS_PREFILL_CHUNK", integer(1, 4096), 128, "tokens", "prompt tokens per turn", later=_BATCH),
-    Setting("QWEN35_BS_STATS", switch, 0, "0 or 1", "log the time of each step", later=_BATCH),
-    Setting("BS_QUEUE_DEPTH", integer(0, 4096), 32, "requests", "requests that may wait for a slot", later=_BATCH),
+    Setting("QWEN35_BATCH_SLOTS", slots, 0, "slots", "users that share one model at a time"),
+    Setting("QWEN35_BS_DRIVER_SAMPLE", switch, 1, "0 or 1", "sample ahead of the readers; 0: in lockstep with them"),
+    Setting("QWEN35_BS_PREFILL_BATCH", switch, 1, "0 or 1", "read prompts in chunks; 0: token by token"),
+    Setting("QWEN35_BS_PREFILL_CHUNK", integer(1, 4096), 128, "tokens", "prompt tokens per turn"),
+    Setting("QWEN35_BS_STATS", switch, 0, "0 or 1", "log the time of each step"),
+    Setting("BS_QUEUE_DEPTH", integer(0, 4096), 32, "requests", "requests that may wait for a slot"),
+    Setting("PN_QUEUE_WAIT_S", number(0.1, 86_400), 30.0, "s", "how long a request may wait for a slot"),
+    Setting("PN_BS_MIXED", switch, 1, "0 or 1", "prompts ride in the forwards that decode; 0: in their own"),
     Setting("PN_ASYNC_POLL_US", integer(50, 100_000), 500, "µs", "longest sleep between looks", later="a GPU executor"),
     Setting("QWEN35_GPU_FULL_LOGITS", _refuse, None, "-", "refused: the server does not start while it is set"),
     # router and admin

@@ -116,12 +116,10 @@ def test_batch_slots_means_a_number_of_slots_M083_M084_X09_X30() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("QWEN35_BATCH_SLOTS", "8"), ("QWEN35_BS_DRIVER_SAMPLE", "0"), ("QWEN35_BS_PREFILL_BATCH", "0"),
-        ("QWEN35_BS_PREFILL_CHUNK", "64"), ("BS_QUEUE_DEPTH", "4"), ("QWEN35_BS_STATS", "1"), ("QWEN35_KV_Q4", "1"),
-        ("PN_ASYNC_POLL_US", "100"),
+        ("QWEN35_KV_Q4", "1"), ("PN_ASYNC_POLL_US", "100"),
     ],
 )  # fmt: skip
-def test_a_flag_of_a_later_version_takes_its_default_only_M155_M156_M157_M159_M160_M161(
+def test_a_flag_of_a_later_version_takes_its_default_only_M161(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, str(SETTINGS[name].default))

@@ -71,6 +71,7 @@ class LoadPlan:
             "n_ctx": self.need.n_ctx,
             "n_ctx_train": plan.n_ctx_train if plan else None,
             "kv_type": kv.value if kv else None,
+            "users": self.need.users,
             "bytes": {**self.need.parts, "vocab": vocab_bytes(plan)},
             "spike_bytes": self.costs.spike_bytes,
             "need_bytes": self.decision.need_bytes,
@@ -92,6 +93,7 @@ def plan_load(
     state: MemState | None = None,
     dies: Sequence[DieInfo] = (),
     fit_ctx: bool = False,
+    users: int = 1,
 ) -> LoadPlan:
     """Read a file's header and decide whether it could be loaded now; no weight is touched.
 
@@ -100,7 +102,7 @@ def plan_load(
 
     Raises what load_model raises for a file that can not be loaded.
     """
-    need = footprint(str(path), ctx=ctx, executor=executor, threads=threads, kv_type=kv_type)
+    need = footprint(str(path), ctx=ctx, executor=executor, threads=threads, kv_type=kv_type, users=users)
     found = decide_load(str(path), need, state, dies)
     if not fit_ctx or found.decision.fits or found.decision.largest_ctx < 2:
         return found
@@ -132,7 +134,7 @@ def _decide(need: Footprint, state: MemState | None, dies: Sequence[DieInfo]) ->
         named = ", ".join(str(die.index) for die in dies)
         where = f"die {named}" if len(dies) == 1 else f"dies {named}"
         reserve = max(0, sum(die.total_bytes for die in dies) - sum(budgets))
-        return LoadDecision(False, need.total_bytes, sum(budgets), reserve, 0, where, "too big")
+        return LoadDecision(False, need.die_bytes, sum(budgets), reserve, 0, where, "too big")
     return decision
 
 
@@ -172,8 +174,8 @@ def _shares(need: Footprint, dies: Sequence[DieInfo]) -> list[tuple[LoadCosts, D
     found = need.shares([die.budget_bytes for die in dies]) or () if dies else ()
     shares = []
     for part, die in zip(found, dies, strict=False):
-        grows = part.token_bytes * need.n_ctx
-        costs = LoadCosts(max(0, part.nbytes - grows), part.token_bytes)
+        grows = need.users * part.token_bytes * need.n_ctx
+        costs = LoadCosts(max(0, part.nbytes - grows), part.token_bytes, n_slots=need.users)
         shares.append((costs, DieState(die.index, die.total_bytes, die.total_bytes, Level.OK, die.budget_bytes)))
     return shares
 

@@ -20,7 +20,8 @@ from pantheon.plan.state_spec import KVType
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by part: weights, scratch, tables, and kv for one full conversation of n_ctx positions.  A script has no
-    plan and takes nothing.  `predict`: the parts for another context."""
+    plan and takes nothing.  `predict`: the parts for another context.  `users`: full conversations that a die must have
+    room for; the host has it as they come, since turns are admitted there."""
 
     n_ctx: int = 0
     parts: dict[str, int] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Footprint:
     kv_type: KVType | None = None
     layers: Layers | None = None
     predict: Callable[[int], dict[str, int]] | None = None
+    users: int = 1
 
     def at(self, n_ctx: int) -> Footprint:
         """The same model with another context."""
@@ -39,12 +41,17 @@ class Footprint:
         """All parts."""
         return sum(self.parts.values())
 
+    @property
+    def die_bytes(self) -> int:
+        """All parts with a full conversation of each user."""
+        return self.total_bytes + (self.users - 1) * self.parts.get("kv", 0)
+
     def shares(self, budgets: Sequence[int]) -> tuple[Share, ...] | None:
         """What each of some dies would hold; None when it does not fit them."""
         if self.layers is None:
             return tuple(Share(0, 0, 0, 0) for _ in budgets)
         shared = self.parts["scratch"] + self.parts["tables"]
-        return split(self.layers, shared, self.parts["kv"], budgets)
+        return split(self.layers, shared, self.users * self.parts["kv"], budgets)
 
     def need(self, budgets: Sequence[int]) -> list[int] | None:
         """Bytes on each of some dies, as the die manager asks for them."""
@@ -53,7 +60,13 @@ class Footprint:
 
 
 def footprint(
-    path: str, *, ctx: int | None = None, executor: str = "cpu", threads: int | None = None, kv_type: str | None = None
+    path: str,
+    *,
+    ctx: int | None = None,
+    executor: str = "cpu",
+    threads: int | None = None,
+    kv_type: str | None = None,
+    users: int = 1,
 ) -> Footprint:
     """Read the head of a model file.  Raises as load_model does: ModelFileError, BadRequest, OSError."""
     if path.startswith(SCRIPT):
@@ -71,7 +84,7 @@ def footprint(
 
     parts = predict(n_ctx)
     layers = layers_of(plan, sizes, parts["weights"], kv)
-    return Footprint(n_ctx, parts, plan.state.bytes_per_token(kv), plan, kv, layers, predict)
+    return Footprint(n_ctx, parts, plan.state.bytes_per_token(kv), plan, kv, layers, predict, users)
 
 
 def _predict(

@@ -29,6 +29,7 @@ from pantheon.serve.context import App
 from pantheon.serve.die_feed import feed_dies
 from pantheon.serve.dry_run import dry_run
 from pantheon.serve.flags import add_serve_parser
+from pantheon.serve.flags_batch import batch_config, users
 from pantheon.serve.http_server import PantheonServer
 from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, free
 from pantheon.serve.registry import Registry
@@ -81,8 +82,8 @@ def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
     for spec in specs:
         dies.check(spec.dies or ())
     options = LoadOptions(
-        ctx=flags.context(args), threads=args.threads, kv_type=flags.kv_type(args),
-        template=flags.chat_template(args), watch=memwatch.from_settings(),
+        ctx=flags.context(args, users(args)), threads=args.threads, kv_type=flags.kv_type(args),
+        template=flags.chat_template(args), watch=memwatch.from_settings(), batch=batch_config(args),
     )  # fmt: skip
     return App(
         registry=Registry(dies=dies),

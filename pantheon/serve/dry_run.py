@@ -41,7 +41,7 @@ def plan_spec(registry: Registry, spec: ModelSpec, options: LoadOptions, state: 
     threads = registry.dies.threads(wanted or (), options.threads)
     plan = plan_load(
         spec.path, ctx=spec.ctx or options.ctx, kv_type=options.kv_type, executor=options.executor, threads=threads,
-        state=state,
+        state=state, users=options.users,
     )  # fmt: skip
     if wanted == () or not plan.decision.fits:
         return plan

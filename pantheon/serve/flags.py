@@ -18,6 +18,7 @@ from pantheon.errors import PantheonError
 from pantheon.serve.admin import MR_MAX_NAME
 from pantheon.serve.context import LOOP_GUARD
 from pantheon.serve.defaults import Defaults
+from pantheon.serve.flags_batch import add_batch_flags
 from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
@@ -128,6 +129,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--log-jsonl", dest="log_format", action="store_const", const="json", help="the same as --log-format json")
     add("--chat-template", metavar="TEXT", help="Jinja source of a chat template to use instead of the models' own, or chatml")  # fmt: skip # noqa: E501
     add("--chat-template-file", metavar="FILE", help="a file that holds it")
+    add_batch_flags(parser)
     _add_defaults(parser)
     add_llama_flags(parser)
 

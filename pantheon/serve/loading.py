@@ -25,6 +25,8 @@ from pantheon.engine.prefix_cache import SLOTS, PrefixCache
 from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import ModelFileError, PantheonError
 from pantheon.mem.memwatch import MemWatch
+from pantheon.sched.scheduler import Scheduler
+from pantheon.sched.shared import SchedConfig
 from pantheon.seams import SYSTEM_CLOCK
 from pantheon.serve.registry import Entry, Registry
 
@@ -48,7 +50,8 @@ class ModelSpec:
 @dataclass(frozen=True)
 class LoadOptions:
     """What holds for every load of a server.  `template`: of chats, instead of the models' own.  `watch`: the memory
-    that loads are admitted against; None for none."""
+    that loads are admitted against; None for none.  `batch`: how several users share a model; None for one at a time
+    [M117]."""
 
     ctx: int | None = None
     threads: int | None = None
@@ -56,6 +59,12 @@ class LoadOptions:
     executor: str = "cpu"
     template: str | None = None
     watch: MemWatch | None = None
+    batch: SchedConfig | None = None
+
+    @property
+    def users(self) -> int:
+        """Answers that one model makes at a time."""
+        return self.batch.users if self.batch is not None else 1
 
 
 def default_name(path: str) -> str:
@@ -82,20 +91,26 @@ def load_reserved(
             report(spec.name, stage, done, total)
 
     model: Model | None = None
+    sched: Scheduler | None = None
     try:
         with _naming(spec.path):
             need = _place(registry, entry, spec, options)
             with registry.upload_lock:
                 _look_again(spec.path, need, options)
                 model = _upload(registry, entry, spec, options, progress)
-            state = _new_state(model)
+            state = _new_state(model, options.users)
             cache = _new_cache(registry, entry, need, state, options)
+            if options.batch is not None:
+                seams.hit("scheduler")
+                sched = Scheduler(model, state, cache, options.batch)
             seams.hit("publish")
         # what a model is made of lives long: a collection that looks at every vocabulary stops all threads for 70 ms
         gc.freeze()
-        registry.publish(entry, model, state, cache)
+        registry.publish(entry, model, state, cache, sched)
     except BaseException:
-        state = cache = None  # type: ignore[assignment]
+        if sched is not None:
+            sched.close()
+        state = cache = sched = None  # type: ignore[assignment]
         if model is not None:
             model.close()
             model = None
@@ -120,8 +135,9 @@ def _place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptio
     wanted = None if entry.auto else entry.dies
     threads = registry.dies.threads(wanted or (), options.threads)
     need = footprint(
-        spec.path, ctx=spec.ctx or options.ctx, executor=options.executor, threads=threads, kv_type=options.kv_type
-    )
+        spec.path, ctx=spec.ctx or options.ctx, executor=options.executor, threads=threads, kv_type=options.kv_type,
+        users=options.users,
+    )  # fmt: skip
     seams.hit("admit")
     seen = options.watch.state if options.watch is not None else None
     decide_load(spec.path, need, seen).check()
@@ -173,13 +189,13 @@ def _upload(
     return model
 
 
-def _new_state(model: Model) -> RunnerState:
-    """Room for several conversations; for one, when the system grants no more."""
+def _new_state(model: Model, users: int) -> RunnerState:
+    """A slot for each user and some for idle conversations; as many as users, when the system grants no more."""
     seams.hit("state")
-    for n_slots in (SLOTS, 2):
+    for n_slots in (users - 1 + SLOTS, users + 1):
         with contextlib.suppress(MemoryError, OSError):
             return model.new_state(n_slots)
-    return model.new_state(1)
+    return model.new_state(users)
 
 
 def _new_cache(
@@ -188,7 +204,8 @@ def _new_cache(
     """The warm conversations of an entry; without one, every prompt is read in full [M062, M132]."""
     try:
         seams.hit("cache")
-        return PrefixCache(state, max_idle=_idle_tokens(registry, entry, need, options), token_bytes=need.token_bytes)
+        idle = _idle_tokens(registry, entry, need, options)
+        return PrefixCache(state, max_idle=idle, token_bytes=need.token_bytes, users=options.users)
     except Exception as fault:
         _log.warning("no prefix cache %s", log.fields(model=entry.name, reason=f"{type(fault).__name__}: {fault}"))
         return None
@@ -257,6 +274,8 @@ def free(registry: Registry, entry: Entry) -> None:
         entry.prefix_cache = None
 
     def scheduler() -> None:
+        if entry.sched is not None:
+            entry.sched.close()
         entry.sched = None
 
     def binding() -> None:
