@@ -84,7 +84,8 @@ class Access:
     admin_key: str | None = field(default=None, repr=False)
 
     def check(self, method: str, path: str, host: str | None, headers: Headers, client: str = "127.0.0.1") -> None:
-        """Raises HttpError: 403 for a foreign host, page or machine, 401 for a missing or wrong key; preflights need none.
+        """Raises HttpError: 403 for a foreign host, page or machine, 401 for a missing or wrong key.  A preflight needs
+        no key.
 
         `client` is the address of the peer.
         """

@@ -20,7 +20,7 @@ from pantheon.serve.http_request import Request
 from pantheon.serve.metrics import CONTENT_TYPE
 from pantheon.serve.routes import Responder
 
-_STARTED = psutil.Process().create_time()
+_STARTED = int(psutil.Process().create_time())
 
 # ---- GET /slots -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ def get_metrics(app: App, request: Request, responder: Responder) -> None:
     if not app.metrics_view:
         raise _switched_off("metrics")
     refresh(app)
-    headers = {"Process-Start-Time-Unix": str(int(_STARTED))}
+    headers = {"Process-Start-Time-Unix": str(_STARTED)}
     responder.send_bytes(200, CONTENT_TYPE, app.metrics.render().encode(), headers)
 
 
