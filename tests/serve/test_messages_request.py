@@ -53,8 +53,9 @@ def test_blocks_become_messages() -> None:
 
 def test_fields_go_to_the_chat() -> None:
     chat = parse(
-        model="m", max_tokens=7, stop_sequences=["a", "b"], temperature=0.5, top_p=0.9, top_k=5, stream=True,
-        tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True}, metadata={"user_id": "user_1_session_2"},
+        model="m", max_tokens=7, stop_sequences=["a", "b"], temperature=0.5, top_p=0.9, top_k=5,
+        stream=True, tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        metadata={"user_id": "user_1_session_2"},
         output_config={"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
     )  # fmt: skip
     assert (chat.model, chat.max_tokens, chat.stop, chat.stream) == ("m", 7, ("a", "b"), True)
