@@ -14,6 +14,7 @@ from typing import Any
 from pantheon import __version__
 from pantheon.serve import openapi_answers as answers
 from pantheon.serve import openapi_doors as doors
+from pantheon.serve import openapi_native as native
 from pantheon.serve import openapi_tables as tables
 from pantheon.serve.context import App
 from pantheon.serve.http_json import dump_json
@@ -33,7 +34,8 @@ class Route:
     """One row.  `path` names its variables in braces; `fields` are the body's, `query` those behind the `?`.
 
     `answers` maps a status to (media type, example), whose schema is the example's shape; `faults` are the statuses of
-    errors; `guard` is what opens it: nothing, an API key, or what admin routes ask.
+    errors; `guard` is what opens it: nothing, an API key, or what admin routes ask; `same_as` is the path that this one
+    is another name of.
     """
 
     method: str
@@ -45,6 +47,7 @@ class Route:
     answers: Mapping[int, tuple[str, Any]] | None = None
     faults: tuple[int, ...] = _LOOK
     guard: str = "key"
+    same_as: str = ""
 
     @property
     def streams(self) -> bool:
@@ -62,7 +65,8 @@ def _post(path: str, summary: str, group: str, fields: tables.Fields, example: A
 
 _PROBE = {200: (JSON, {"status": "ok"}), 503: (JSON, {"status": "loading"})}
 _GENERATED = tables.MODEL + tables.STREAM + tables.LENGTH + tables.SAMPLING + tables.SESSION
-ROUTES: tuple[Route, ...] = (
+_CHAT = tables.CHAT + _GENERATED
+_ROWS: tuple[Route, ...] = (
     _get("/", "The process lives", "health", {"service": "pantheon", "status": "ok"}, faults=(), guard="open"),
     *(Route("GET", path, "Whether a chat can be answered now", "health", answers=_PROBE, faults=(403,), guard="open")
       for path in ("/health", "/v1/health", "/ready")),
@@ -74,14 +78,30 @@ ROUTES: tuple[Route, ...] = (
     _get("/openapi.json", "This document", "health", {"openapi": "3.1.0"}, faults=(403,), guard="open"),
     _get("/v1/models", "The models that answer now", "models", {"object": "list", "data": [answers.MODEL]}),
     _get("/v1/models/{id}", "One of them", "models", answers.MODEL, faults=(401, 403, 404)),
-    _post("/v1/chat/completions", "Answer a conversation", "chat", tables.CHAT + _GENERATED, answers.CHAT),
+    _get("/props", "What llama-server's clients ask", "models", native.PROPS, query=native.PROPS_QUERY,
+         faults=(401, 403, 404, 503)),
+    _get("/lora-adapters", "LoRA adapters: none", "models", []),
+    *(Route("POST", path, "Not supported", "models", faults=(401, 403, 501))
+      for path in ("/props", "/lora-adapters", "/rerank")),
+    _post("/v1/chat/completions", "Answer a conversation", "chat", _CHAT, answers.CHAT),
     _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION),
     _post("/v1/responses", "Answer a conversation, OpenAI's newer API", "chat", doors.RESPONSES, doors.RESPONSE),
     _post("/v1/messages", "Answer a conversation, Anthropic's API", "chat", doors.MESSAGES, doors.MESSAGE),
     _post("/v1/messages/count_tokens", "How many tokens such a request has", "chat", doors.COUNTED,
           {"input_tokens": 21}),
-    _post("/admin/models/load", "Load a model", "admin", tables.LOAD, answers.INSTANCE | {"status": "loaded"},
-          answers={200: (JSON, answers.INSTANCE | {"status": "loaded"}), 202: (JSON, answers.UNDER_WAY)},
+    _post("/completion", "Continue a text, llama-server's API", "native", native.COMPLETION, native.ANSWER),
+    _post("/infill", "Fill a gap in a text", "native", native.INFILL, native.ANSWER, faults=(*_RUN, 501)),
+    _post("/tokenize", "Token ids of a text", "native", native.TOKENIZE, {"tokens": [19556]}),
+    _post("/detokenize", "The text of token ids", "native", native.DETOKENIZE, {"content": "Hello"}),
+    _post("/apply-template", "The prompt of a conversation, as text", "native", native.TEMPLATE + _CHAT,
+          {"prompt": "<|im_start|>user"}),
+    _post("/v1/chat/completions/input_tokens", "How many tokens a conversation is", "native", _CHAT,
+          {"object": "response.input_tokens", "input_tokens": 31}),
+    _post("/v1/embeddings", "Texts as vectors", "native", native.EMBEDDINGS, native.VECTORS),
+    _post("/embedding", "Texts as vectors, llama-server's API", "native", native.EMBEDDING,
+          [{"index": 0, "embedding": [[0.1]]}]),
+    _post("/admin/models/load", "Load a model", "admin", tables.LOAD, answers.INSTANCE,
+          answers={200: (JSON, answers.INSTANCE), 202: (JSON, answers.UNDER_WAY)},
           faults=_ADMIN, guard="admin"),
     _post("/admin/models/unload", "Unload a model", "admin", tables.UNLOAD, answers.UNLOADED,
           answers={200: (JSON, answers.UNLOADED), 202: (JSON, answers.UNDER_WAY)}, faults=_ADMIN, guard="admin"),
@@ -95,6 +115,21 @@ ROUTES: tuple[Route, ...] = (
     _get("/admin/plan", "Whether a load would fit now", "admin", answers.PLAN, query=tables.PLAN, faults=_ADMIN,
          guard="admin"),
 )  # fmt: skip
+#: other names of what has a row
+SAME = {
+    "/models": "/v1/models",
+    "/completions": "/completion",
+    "/chat/completions": "/v1/chat/completions",
+    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+    "/embeddings": "/embedding",
+    "/reranking": "/rerank",
+    "/v1/rerank": "/rerank",
+    "/v1/reranking": "/rerank",
+}
+ROUTES = (
+    *_ROWS,
+    *(replace(route, path=name, same_as=path) for name, path in SAME.items() for route in _ROWS if route.path == path),
+)
 
 
 def routes() -> Iterator[Route]:
@@ -103,7 +138,7 @@ def routes() -> Iterator[Route]:
         yield route
         if route.path in ONE_MODEL:
             summary = f"{route.summary}; as if this model were the only one"
-            yield replace(route, path=_ONE + route.path, summary=summary)
+            yield replace(route, path=_ONE + route.path, summary=summary, same_as=route.path)
 
 
 _ONE = "/m/{model}"
@@ -157,8 +192,8 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if parameters := list(_parameters(route)):
         out["parameters"] = parameters
-    if route.fields and route.path.startswith(_ONE):
-        out["requestBody"] = {"$ref": f"#/paths/{route.path.removeprefix(_ONE).replace('/', '~1')}/post/requestBody"}
+    if route.fields and route.same_as:
+        out["requestBody"] = {"$ref": f"#/paths/{route.same_as.replace('/', '~1')}/post/requestBody"}
     elif route.fields:
         out["requestBody"] = {"required": True, "content": _content(JSON, object_of(route.fields))}
     out["responses"] = {

@@ -54,15 +54,16 @@ def type_text(schema: Schema) -> str:
     if "anyOf" in schema:
         return " or ".join(type_text(part) for part in schema["anyOf"])
     words = str(schema.get("type", "anything"))
-    if words == "array" and (item := schema.get("items", {}).get("type")):
+    if words == "array" and isinstance(item := schema.get("items", {}).get("type"), str):
         words = f"array of {item}s"
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if low is not None and low == high:
         words = f"only {_plain(low)}"
     elif low is not None and low > -_WIDE:
         words += f", {'above' if 'exclusiveMinimum' in schema else 'from'} {_plain(low)}"
-        if high is not None and high < _WIDE:
-            words += f" to {_plain(high)}"
+        words += f" to {_plain(high)}" if high is not None and high < _WIDE else ""
+    elif low is None and high is not None:
+        words += f", at most {_plain(high)}"
     for key, text in (("maxLength", "at most {} characters"), ("maxItems", "at most {}")):
         if key in schema:
             words += ", " + text.format(schema[key])

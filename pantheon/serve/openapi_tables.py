@@ -74,6 +74,12 @@ SESSION: Fields = (
     hint(members("client_metadata", "the same")),
 )
 
+#: what an answer is held to
+HELD: Fields = (
+    members("json_schema", "a schema that the answer is held to"),
+    text("grammar", "a grammar in GBNF that the answer is held to"),
+)
+
 _FUNCTION = object_of((
     needed(text("name", "")), text("description", ""), members("parameters", "JSON Schema"), flag("strict", False, ""),
 ))  # fmt: skip
@@ -105,8 +111,9 @@ CHAT: Fields = (
     members("chat_template_kwargs", "more variables of the chat template"),
     choice("truncation", ("disabled", "auto"), "`auto`: a conversation that is too long loses its oldest turns instead "
            "of being refused; system messages, tools and the last turn stay", "disabled"),
-    flag("return_progress", False, "a stream tells how far the prompt is read: chunks with `prompt_progress`, which has "
-         "`total`, `cache`, `processed` (tokens) and `time_ms`"),
+    flag("return_progress", False, "a stream tells how far the prompt is read: chunks with `prompt_progress`, which "
+         "has `total`, `cache`, `processed` (tokens) and `time_ms`"),
+    *HELD,
     unread(text("user", "and other fields of OpenAI's API that change nothing here")),
 )  # fmt: skip
 
@@ -114,9 +121,10 @@ COMPLETION: Fields = (
     needed(either("prompt", [_STRING, _STRINGS, _TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS}],
                   "at most 32 texts, or token ids; control markers are parsed, and nothing is put around it")),
     integer("logprobs", 0, 5, "log probabilities, and of so many alternatives"),
-    flag("echo", False, "repeat the prompt; not with `logprobs`"),
-    hint(text("suffix", "is not supported")),
-    hint(integer("best_of", 1, 1, "is not supported")),
+    flag("echo", False, "repeat the prompt; not with `logprobs` or `suffix`"),
+    text("suffix", "what comes behind the gap that is to be filled, for models with fill-in-the-middle tokens"),
+    integer("best_of", 1, 20, "make so many answers and keep the `n` likeliest; not streamed"),
+    *HELD,
 )  # fmt: skip
 
 LOAD: Fields = (
