@@ -13,7 +13,7 @@ def to_lark(text: str) -> str:
     try:
         from llguidance.gbnf_to_lark import gbnf_to_lark
     except ImportError:
-        raise BadRequest("grammar: can't be enforced, the package llguidance is not installed", param="grammar") from None
+        raise BadRequest("grammar: can't be enforced without the package llguidance", param="grammar") from None
     if len(text) > MAX_CHARS:
         raise BadRequest(f"grammar: at most {MAX_CHARS} characters, not {len(text)}", param="grammar")
     try:

@@ -1,16 +1,19 @@
 """POST /v1/completions, OpenAI's old text API, over the one way of an answer.
 
 `best_of` answers are made and the likeliest are kept; `suffix` needs a model with fill-in-the-middle tokens; `echo`
-with `logprobs` also scores the prompt.
+with `logprobs` also scores the prompt, and with `max_tokens` 0 nothing else is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pantheon.engine.model import Model
+from pantheon.engine.score import score
 from pantheon.serve import chat_reply as reply
 from pantheon.serve.answer import Frames, deliver
 from pantheon.serve.chat_request import (
@@ -37,7 +40,7 @@ from pantheon.serve.text_request import (
     prompt_ids,
     read_prompts,
 )
-from pantheon.serve.turn import turn
+from pantheon.serve.turn import Turn, turn
 from pantheon.serve.voice import OPENAI, Voice, frame
 
 DEFAULT_MAX_TOKENS = 16
@@ -49,7 +52,7 @@ _MAX_LOGPROBS = 5
 class CompletionRequest:
     """One checked request: what the engine is asked for, and what this API makes of it.
 
-    `text.n` counts the answers that are made for each prompt, `n` those that are shown.
+    `text.n` counts the answers that are made for each prompt, `n` those that are shown.  `only_prompt`: none are made.
     """
 
     text: TextRequest
@@ -58,6 +61,7 @@ class CompletionRequest:
     suffix: str | None = None
     include_usage: bool = False
     with_logprobs: bool = False
+    only_prompt: bool = False
 
 
 def parse_completion_request(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> CompletionRequest:
@@ -72,11 +76,10 @@ def parse_completion_request(body: dict[str, Any], headers: Mapping[str, str] | 
         raise fields.fault("best_of", f"must be at least n ({n}), not {best_of}")
     if best_of > n and stream:
         raise fields.fault("best_of", "can not be streamed: the best is known when all are complete")
-    if echo and logprobs is not None:
-        raise fields.fault("logprobs", "the prompt's log-probabilities (echo) are not supported")
     if echo and suffix:
         raise fields.fault("echo", "can not be combined with suffix")
-    cap, _ = max_tokens(fields, "max_tokens", "max_completion_tokens")
+    only_prompt = echo and body.get("max_tokens") == 0 and not stream
+    cap, _ = (1, "") if only_prompt else max_tokens(fields, "max_tokens", "max_completion_tokens")
     if not fields.given("max_tokens") and not fields.given("max_completion_tokens"):
         cap = DEFAULT_MAX_TOKENS
     params = sampling_params(fields, logprobs if best_of == n else logprobs or 0)
@@ -92,7 +95,7 @@ def parse_completion_request(body: dict[str, Any], headers: Mapping[str, str] | 
         constraint=read_constraint(fields),
         session_id=session_id(fields, headers or {}),
     )
-    return CompletionRequest(text, n, echo, suffix, include_usage(fields), logprobs is not None)
+    return CompletionRequest(text, n, echo, suffix, include_usage(fields), logprobs is not None, only_prompt)
 
 
 def post_completion(app: App, request: Request, responder: Responder) -> None:
@@ -103,10 +106,14 @@ def post_completion(app: App, request: Request, responder: Responder) -> None:
     with turn(app, text.model, responder, text.session_id, marks_of_prompt(text.prompts[0])) as mine:
         ids = [_ids(mine.model, asked, prompt) for prompt in text.prompts]
         jobs = list(make_jobs(mine.model, text, ids))
-        echoes = [_echo(mine.model, prompt) if asked.echo else "" for prompt in text.prompts]
+        echoes = [_echo(mine, asked, prompt, tokens) for prompt, tokens in zip(text.prompts, ids, strict=True)]
         kind = CompletionStream if text.stream else CompletionWhole
         made = kind(asked, mine.entry.name, echoes)
-        rest = deliver(app, mine, jobs, made, responder, stream=text.stream)
+        rest: Callable[[], None]
+        if asked.only_prompt:
+            rest = partial(responder.send_json, 200, made.prompts(sum(map(len, ids))), mine.headers)
+        else:
+            rest = deliver(app, mine, jobs, made, responder, stream=text.stream)
     rest()
 
 
@@ -117,8 +124,34 @@ def _ids(model: Model, asked: CompletionRequest, prompt: Prompt) -> list[int]:
     return fill_in_ids(model, prompt_ids(model, prompt, special=False), asked.suffix)
 
 
-def _echo(model: Model, prompt: Prompt) -> str:
-    return "".join(part if isinstance(part, str) else model.detokenize([part], special=True) for part in prompt)
+@dataclass(frozen=True)
+class Echo:
+    """What an answer begins with: the prompt, and its log-probabilities when they were asked for."""
+
+    text: str = ""
+    logprobs: tuple[Logprob, ...] = ()
+
+
+def _echo(mine: Turn, asked: CompletionRequest, prompt: Prompt, ids: Sequence[int]) -> Echo:
+    if not asked.echo:
+        return Echo()
+    model = mine.model
+    text = "".join(part if isinstance(part, str) else model.detokenize([part], special=True) for part in prompt)
+    if not asked.with_logprobs:
+        return Echo(text)
+
+    def data(token: int) -> bytes:
+        return model.tokenizer.token_bytes(token, special=True) if token < model.tokenizer.n_vocab else b""
+
+    # of the first token nothing is known
+    found = [Logprob(data(ids[0]), math.nan)]
+    with mine.reading(len(ids)) as (state, forward):
+        scores = score(
+            model, state, ids, asked.text.params.top_logprobs or 0, cancelled=mine.cancelled, turn=forward
+        )
+        for token, (value, top) in zip(ids[1:], scores, strict=True):
+            found.append(Logprob(data(token), value, tuple((data(other), logprob) for other, logprob in top)))
+    return Echo(text, tuple(found))
 
 
 class _Choices:
@@ -126,7 +159,7 @@ class _Choices:
 
     voice: Voice = OPENAI
 
-    def __init__(self, asked: CompletionRequest, model: str, echoes: Sequence[str]) -> None:
+    def __init__(self, asked: CompletionRequest, model: str, echoes: Sequence[Echo]) -> None:
         self._asked, self._echoes = asked, echoes
         self._envelope = reply.Envelope("text_completion", model, "cmpl")
         self._results: list[Result] = []
@@ -137,7 +170,12 @@ class _Choices:
         prompt, cached = sum(result.prompt_tokens for result in firsts), sum(result.cached_tokens for result in firsts)
         return reply.token_counts(prompt, sum(result.completion_tokens for result in self._results), cached)
 
-    def _echo(self) -> str:
+    def prompts(self, tokens: int) -> dict[str, Any]:
+        """The reply that holds nothing but the prompts."""
+        choices = [_choice(index, echo.text, "length", echo.logprobs) for index, echo in enumerate(self._echoes)]
+        return self._envelope.wrap(choices, usage=reply.token_counts(tokens, 0, 0))
+
+    def _echo(self) -> Echo:
         return self._echoes[self._index // self._asked.text.n]
 
 
@@ -157,8 +195,9 @@ class CompletionWhole(_Choices):
 
     def end(self, result: Result) -> Frames:
         self._results.append(result)
-        shown = self._logprobs if self._asked.with_logprobs else ()
-        choice = _choice(0, self._echo() + "".join(self._texts), result.finish_reason, shown)
+        echo = self._echo()
+        shown = [*echo.logprobs, *self._logprobs] if self._asked.with_logprobs else ()
+        choice = _choice(0, echo.text + "".join(self._texts), result.finish_reason, shown)
         self._made.append((sum(item.logprob for item in self._logprobs) / max(1, len(self._logprobs)), choice))
         return ()
 
@@ -182,7 +221,8 @@ class CompletionStream(_Choices):
     def begin(self, index: int) -> Sequence[bytes]:
         self._index, self._waiting = index, list[Logprob]()
         self._form = Form(lambda text: self._wrap(text))
-        return (frame(self._wrap(echo)),) if (echo := self._echo()) else ()
+        echo = self._echo()
+        return (frame(self._wrap(echo.text, None, echo.logprobs)),) if echo.text else ()
 
     def step(self, step: Step) -> Frames:
         self._waiting += [step.logprob] if step.logprob is not None else []
@@ -222,7 +262,10 @@ def _logprob_body(logprobs: Sequence[Logprob]) -> dict[str, Any]:
         at += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [item.logprob for item in logprobs],
-        "top_logprobs": [{data.decode("utf-8", "replace"): value for data, value in item.top} for item in logprobs],
+        "token_logprobs": [None if math.isnan(item.logprob) else item.logprob for item in logprobs],
+        "top_logprobs": [
+            None if math.isnan(item.logprob) else {data.decode("utf-8", "replace"): value for data, value in item.top}
+            for item in logprobs
+        ],
         "text_offset": offsets,
     }

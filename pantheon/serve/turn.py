@@ -139,11 +139,14 @@ class Turn:
         )
         try:
             with forward():
-                self._promise = self._app.memory.promise(entry, min(tokens, self.model.n_ctx - 1), 1, 0, lambda: 0)
+                promise = self._app.memory.promise(entry, min(tokens, self.model.n_ctx - 1), 1, 0, lambda: 0)
         except PantheonError as fault:
             self._app.metrics.add("turns_refused_total", fault.status == 503)
             raise
-        yield self.model.runner.new_state(1, min(tokens, self.model.n_ctx)), forward
+        try:
+            yield self.model.runner.new_state(1, min(tokens, self.model.n_ctx)), forward
+        finally:
+            self._app.memory.settled(promise)
 
     def _warmth(self) -> int:
         cache = self.entry.prefix_cache

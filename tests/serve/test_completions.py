@@ -94,6 +94,32 @@ def test_old_logprobs_shape() -> None:
         assert len(found["token_logprobs"]) == 2 and found["top_logprobs"][0].keys() == {"x"}
 
 
+def test_an_echoed_prompt_is_scored_and_with_no_tokens_nothing_else_is_done() -> None:
+    with scripted("x", "y") as api:
+        found = ask(api, prompt="abc", echo=True, logprobs=2)["choices"][0]
+        assert found["text"] == "abcxy" and found["logprobs"]["tokens"] == ["a", "b", "c", "x", "y"]
+        assert found["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+        numbers = found["logprobs"]["token_logprobs"]
+        assert numbers[0] is None and all(number <= 0 for number in numbers[1:])
+        tops = found["logprobs"]["top_logprobs"]
+        # the script begins at the second token of what is scored
+        assert tops[0] is None and next(iter(tops[1])) == "x" and all(len(top) == 2 for top in tops[1:])
+        body = ask(api, prompt=["abc", "d"], echo=True, logprobs=0, max_tokens=0)
+        assert [choice["text"] for choice in body["choices"]] == ["abc", "d"]
+        assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [3, 1]
+        assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (4, 0)
+        events = api.post(PATH, {"prompt": "abc", "echo": True, "logprobs": 0, "stream": True}).events
+        first = Stream(events).chunks[0]["choices"][0]
+        assert first["text"] == "abc" and len(first["logprobs"]["tokens"]) == 3
+
+
+def test_the_best_of_several_answers() -> None:
+    with scripted("x", "y") as api:
+        body = ask(api, prompt=["a", "b"], best_of=3, n=2)
+        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+        assert body["usage"]["completion_tokens"] == 12 and body["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -106,7 +132,7 @@ def test_old_logprobs_shape() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 9}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 1, "echo": True}, "logprobs"),
+        ({"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
         ({"suffix": 1}, "suffix"),
         ({"suffix": "x", "echo": True}, "echo"),
         ({"best_of": 1, "n": 2}, "best_of"),

@@ -216,8 +216,8 @@ class CpuRunner:
         norm = self.plan.last_norm
         weight = None
         if norm is not None:
-            at_address = (ctypes.c_float * norm.weight.size).from_address(self._weights.vectors[norm.weight])
-            weight = np.frombuffer(at_address, np.float32)
+            floats = (ctypes.c_float * norm.weight.size).from_address(self._weights.vectors[norm.weight])
+            weight = np.ctypeslib.as_array(floats)
         return normed(self._hidden[columns.wanted], norm, weight)
 
     def _run(self, n: int, wanted: NDArray[np.int32]) -> None:
