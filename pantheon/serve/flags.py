@@ -6,7 +6,6 @@ Turns words into values and refuses what makes no sense; starts nothing.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from pantheon import log, settings
 from pantheon.engine.default_model import DISTRIBUTION, need_default_model
 from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import PantheonError
-from pantheon.serve.admin import MR_MAX_NAME
 from pantheon.serve.context import LOOP_GUARD
 from pantheon.serve.defaults import Defaults
 from pantheon.serve.flags_batch import add_batch_flags
+from pantheon.serve.flag_words import die_numbers, json_object, model_name, not_empty, real, whole
 from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
@@ -46,6 +45,9 @@ class _ModelFlag(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
     ) -> None:
         models: list[dict[str, Any]] = list(namespace.models)
+        if flag in _EARLY:
+            # of several aliases the first is the name; with one model, the others find it as well
+            values = values.split(",")[0].strip() or values
         if self.dest == "path":
             if models and "flag" in models[-1]:
                 models[-1] = {**models[-1], "path": values}
@@ -94,31 +96,31 @@ def add_serve_parser(subparsers: Any) -> None:
         parser.register("action", kind, _noting(parser._registry_get("action", kind)))
     add = parser.add_argument
     model = parser.add_argument_group("models (each --model may be followed by its own --name and --dies)")
-    model.add_argument("-m", "--model", action=_ModelFlag, dest="path", type=_not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
-    model.add_argument("-a", "--alias", "--name", action=_ModelFlag, dest="name", type=_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
-    model.add_argument("--dies", action=_ModelFlag, type=_dies, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
+    model.add_argument("-m", "--model", action=_ModelFlag, dest="path", type=not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
+    model.add_argument("-a", "--alias", "--name", action=_ModelFlag, dest="name", type=model_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
+    model.add_argument("--dies", action=_ModelFlag, type=die_numbers, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
     add("--no-model", action="store_true", help="start without a model; /admin/models/load brings them")
     add("--dry-run", action="store_true", help="print the configuration and what the models need, load nothing; exit code 1 when they do not fit")  # fmt: skip # noqa: E501
-    add("--ctx", type=_whole(2, 1 << 40), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
-    add("-c", "--ctx-size", type=_whole(2, 1 << 40, none="0"), metavar="N", help="the same for all users together: with --parallel, each gets its part; 0 is the default")  # fmt: skip # noqa: E501
+    add("--ctx", type=whole(2, 1 << 40), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501
+    add("-c", "--ctx-size", type=whole(2, 1 << 40, none="0"), metavar="N", help="the same for all users together: with --parallel, each gets its part; 0 is the default")  # fmt: skip # noqa: E501
     add("-kvu", "--kv-unified", action="store_true", help="with --ctx-size: it holds for each user")
-    add("-t", "--threads", type=_whole(1, 1024, none="-1"), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
+    add("-t", "--threads", type=whole(1, 1024, none="-1"), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
     add("--kv-type", choices=KV_TYPES, help="number format of the KV cache")
     add("-ctk", "--cache-type-k", choices=KV_TYPES, help="the same, given for keys and for values")
     add("-ctv", "--cache-type-v", choices=KV_TYPES, help="see --cache-type-k")
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501
     add("--strict-model", action="store_true", help="404 for a request that names another model, even if only one is loaded")  # fmt: skip # noqa: E501
-    add("--port", type=_whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
-    add("--host", default="127.0.0.1", type=_not_empty, help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
+    add("--host", default="127.0.0.1", type=not_empty, help="address to listen on (default: 127.0.0.1)")
     add("--api-key", action="append", default=[], metavar="KEY", help="demand this key; may be repeated, or a list with commas")  # fmt: skip # noqa: E501
     add("--api-key-file", metavar="FILE", help="demand one of the keys in this file, one a line")
     add("--admin-key", metavar="KEY", help="demand this key on the admin routes, instead of loopback (default: PANTHEON_ADMIN_KEY)")  # fmt: skip # noqa: E501
     add("--allow-origin", "--cors-origins", action="append", default=[], metavar="URL", help="web origin whose pages may use the API, besides loopback ones; may be repeated, or a list with commas; * is every one")  # fmt: skip # noqa: E501
     add("--allowed-host", action="append", default=[], metavar="NAME", help="further Host name to answer to when bound to loopback; may be repeated")  # fmt: skip # noqa: E501
-    add("--max-connections", type=_whole(1, 65535), default=512, metavar="N", help="open connections at most (default: 512)")  # fmt: skip # noqa: E501
-    add("--threads-http", type=_whole(0, 1024, none="-1"), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
-    add("-to", "--timeout", "--request-timeout", dest="request_timeout", type=_whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
-    add("--loop-guard", type=_whole(0, 1 << 20), default=LOOP_GUARD, metavar="N", help=f"end an answer without a token cap when its last N tokens repeat one cycle; 0 never does (default: {LOOP_GUARD})")  # fmt: skip # noqa: E501
+    add("--max-connections", type=whole(1, 65535), default=512, metavar="N", help="open connections at most (default: 512)")  # fmt: skip # noqa: E501
+    add("--threads-http", type=whole(0, 1024, none="-1"), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
+    add("-to", "--timeout", "--request-timeout", dest="request_timeout", type=whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
+    add("--loop-guard", type=whole(0, 1 << 20), default=LOOP_GUARD, metavar="N", help=f"end an answer without a token cap when its last N tokens repeat one cycle; 0 never does (default: {LOOP_GUARD})")  # fmt: skip # noqa: E501
     add("--ssl-cert", "--ssl-cert-file", metavar="FILE", help="serve TLS with this certificate (PEM)")
     add("--ssl-key", "--ssl-key-file", metavar="FILE", help="its key, when not in the same file")
     add("--no-metrics", action="store_true", help="no GET /metrics")
@@ -136,81 +138,19 @@ def add_serve_parser(subparsers: Any) -> None:
 
 def _add_defaults(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what requests get that do not say it").add_argument
-    add("--temp", "--temperature", dest="temp", type=_real(0, 2), metavar="T", help="temperature; 0 is greedy (default: 1)")  # fmt: skip # noqa: E501
-    add("--top-k", type=_whole(-1, 1 << 31), metavar="K", help="keep the K likeliest tokens; 0 is off (default: 40)")
-    add("--top-p", type=_real(0, 1), metavar="P", help="keep the likeliest tokens up to mass P (default: 0.95)")
-    add("--min-p", type=_real(0, 1), metavar="P", help="drop tokens below P times the best (default: 0.1)")
-    add("--repeat-penalty", type=_real(0.01, 100), metavar="R", help="make recent tokens less likely; 1 is off (default: 1)")  # fmt: skip # noqa: E501
-    add("--repeat-last-n", type=_whole(-1, 1 << 30), metavar="N", help="how many tokens are recent (default: 64)")
-    add("--presence-penalty", type=_real(-2, 2), metavar="R", help="taken off the logits of tokens that came up (default: 0)")  # fmt: skip # noqa: E501
-    add("--frequency-penalty", type=_real(-2, 2), metavar="R", help="the same for each time (default: 0)")
-    add("--chat-template-kwargs", type=_object, metavar="JSON", help="variables of the chat template")
+    add("--temp", "--temperature", dest="temp", type=real(0, 2), metavar="T", help="temperature; 0 is greedy (default: 1)")  # fmt: skip # noqa: E501
+    add("--top-k", type=whole(-1, 1 << 31), metavar="K", help="keep the K likeliest tokens; 0 is off (default: 40)")
+    add("--top-p", type=real(0, 1), metavar="P", help="keep the likeliest tokens up to mass P (default: 0.95)")
+    add("--min-p", type=real(0, 1), metavar="P", help="drop tokens below P times the best (default: 0.1)")
+    add("--repeat-penalty", type=real(0.01, 100), metavar="R", help="make recent tokens less likely; 1 is off (default: 1)")  # fmt: skip # noqa: E501
+    add("--repeat-last-n", type=whole(-1, 1 << 30), metavar="N", help="how many tokens are recent (default: 64)")
+    add("--presence-penalty", type=real(-2, 2), metavar="R", help="taken off the logits of tokens that came up (default: 0)")  # fmt: skip # noqa: E501
+    add("--frequency-penalty", type=real(-2, 2), metavar="R", help="the same for each time (default: 0)")
+    add("--chat-template-kwargs", type=json_object, metavar="JSON", help="variables of the chat template")
     add("-rea", "--reasoning", choices=("on", "off", "auto"), help="enable_thinking of the chat template (default: auto, what the template does)")  # fmt: skip # noqa: E501
     add("--reasoning-format", choices=("auto", "deepseek", "deepseek-legacy"), help="reasoning goes out as reasoning_content, whichever is said")  # fmt: skip # noqa: E501
-    add("-s", "--seed", type=_whole(0, (1 << 64) - 1, none="-1"), metavar="N", help="the same seed gives the same answers (default: random)")  # fmt: skip # noqa: E501
-    add("-n", "--predict", "--n-predict", dest="n_predict", type=_whole(1, 1 << 40, none="-1", also="-2"), metavar="N", help="end an answer after N tokens (default: when the context is full)")  # fmt: skip # noqa: E501
-
-
-def _whole(low: int, high: int, none: str = "", also: str = "") -> Callable[[str], int | None]:
-    """`none`, `also`: what stands for the default, in llama-server's way."""
-
-    def parse(text: str) -> int | None:
-        if text and text in (none, also):
-            return None
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _real(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-        return value
-
-    return parse
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
-    return value
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("is empty")
-    return text
-
-
-def _name(text: str) -> str:
-    if not text or len(text) > MR_MAX_NAME or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"a name has 1 to {MR_MAX_NAME} printable characters")
-    return text
-
-
-def _dies(text: str) -> tuple[int, ...]:
-    try:
-        dies = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        dies = (-1,)
-    if min(dies) < 0 or len(set(dies)) < len(dies):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different die numbers such as 0,1")
-    return dies
+    add("-s", "--seed", type=whole(0, (1 << 64) - 1, none="-1"), metavar="N", help="the same seed gives the same answers (default: random)")  # fmt: skip # noqa: E501
+    add("-n", "--predict", "--n-predict", dest="n_predict", type=whole(1, 1 << 40, none="-1", also="-2"), metavar="N", help="end an answer after N tokens (default: when the context is full)")  # fmt: skip # noqa: E501
 
 
 # ---- what the flags mean ----------------------------------------------------------------------------------------
@@ -307,15 +247,15 @@ def http_config(args: argparse.Namespace) -> HttpConfig:
 
 def context(args: argparse.Namespace, users: int = 1) -> int | None:
     """The context of one user, None for the default.  Raises PantheonError for two that contradict each other."""
-    whole: int | None = args.ctx_size
-    if whole is None:
+    total: int | None = args.ctx_size
+    if total is None:
         found: int | None = args.ctx
         return found
     if args.ctx is not None:
         raise PantheonError("--ctx-size: stands against --ctx")
-    each = whole if args.kv_unified else whole // max(1, users)
+    each = total if args.kv_unified else total // max(1, users)
     if each < 2:
-        raise PantheonError(f"--ctx-size {whole}: leaves nothing for each of {users} users")
+        raise PantheonError(f"--ctx-size {total}: leaves nothing for each of {users} users")
     return each
 
 

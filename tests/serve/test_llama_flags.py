@@ -60,6 +60,8 @@ def test_short_spellings() -> None:
 
 def test_an_alias_may_stand_in_front_of_the_one_model() -> None:
     assert parse("-a", "x", "-m", "X").models == [{"path": "X", "name": "x"}]
+    assert parse("-m", "X", "--alias", "x,y").models == [{"path": "X", "name": "x"}]
+    assert parse("-m", "X", "--name", "x,y").models == [{"path": "X", "name": "x,y"}]
     assert parse("--alias", "x", "--dies", "0", "-m", "X").models == [{"path": "X", "name": "x", "dies": (0,)}]
 
 
