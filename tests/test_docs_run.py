@@ -160,7 +160,7 @@ def test_m245_the_block_runs(block: Block, server: int, model: Path, tmp_path: P
     assert done.stdout.strip(), "the block printed nothing"
     if block.answer is not None:
         assert differences(json.loads(block.answer), json.loads(done.stdout)) == []
-    if text.startswith("curl") and "/v1/chat/completions" in text and '"stream"' not in text:
+    if text.startswith("curl") and "/v1/chat/completions " in text and '"stream"' not in text:
         content = json.loads(done.stdout)["choices"][0]["message"]["content"]
         assert content or not smollm2_path(), done.stdout
 
