@@ -5,7 +5,7 @@ Works on one slot of a state that the caller owns; the caller holds the right to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -117,6 +117,15 @@ def generate(
         held.append(token)
 
 
+def checkpoints(prompt_ids: Sequence[int], eog_ids: Collection[int]) -> tuple[int, ...]:
+    """Where a state that can not be cut anywhere is remembered while a prompt is read: behind its last whole message,
+    which the next turn begins with whatever its template makes of the answer, and before its last token, for the same
+    question again."""
+    total = len(prompt_ids)
+    last = next((n for n in range(total - 1, 0, -1) if prompt_ids[n - 1] in eog_ids), total - 1)
+    return tuple(sorted({last, total - 1} - {0}))
+
+
 def _prefill(
     model: Model,
     state: RunnerState,
@@ -131,15 +140,20 @@ def _prefill(
     """Run the prompt through the model, but for what is there; the logits of its last token."""
     total = len(prompt_ids)
     chunk = max(1, min(chunk, model.runner.max_columns))
+    stops = () if getattr(state, "can_truncate", True) else checkpoints(prompt_ids, model.tokenizer.eog_ids)
     if on_prefill:
         on_prefill(reused, total)
-    for first in range(reused, total, chunk):
+    first = reused
+    while first < total:
         if cancelled():
             raise Cancelled("cancelled while reading the prompt")
-        end = min(first + chunk, total)
+        end = min([first + chunk, total, *(stop for stop in stops if stop > first)])
         part = Columns.of_slot(prompt_ids[first:end], first, slot=slot, wanted="last" if end == total else "none")
         logits = model.forward(state, part)
         held += prompt_ids[first:end]
+        if end in stops:
+            state.checkpoint(slot, end)  # type: ignore[attr-defined]
+        first = end
         if on_prefill:
             on_prefill(end, total)
     return logits[0]
