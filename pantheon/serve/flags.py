@@ -6,7 +6,7 @@ Turns words into values and refuses what makes no sense; starts nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import PantheonError
 from pantheon.serve.context import LOOP_GUARD
 from pantheon.serve.defaults import Defaults
-from pantheon.serve.flags_batch import add_batch_flags
 from pantheon.serve.flag_words import die_numbers, json_object, model_name, not_empty, real, whole
+from pantheon.serve.flags_batch import add_batch_flags
 from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
