@@ -15,9 +15,22 @@ from pantheon.accel.executor import Columns, Progress, WeightSource
 from pantheon.accel.hidden import normed
 from pantheon.errors import ModelFileError
 from pantheon.formats.quant import UnsupportedType, dequantize
-from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 from pantheon.plan.builder import Plan
-from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, Op, RmsNorm, Rope, StoreKV
+from pantheon.plan.ops import (
+    Add,
+    Attend,
+    Embed,
+    ExpertMatMul,
+    Gate,
+    MatMul,
+    Mix,
+    Op,
+    RmsNorm,
+    Rope,
+    Route,
+    StoreKV,
+)
 from pantheon.plan.rope import RopeSpec, rope_table
 from pantheon.plan.state_spec import KVType
 
@@ -92,6 +105,7 @@ class ReferenceRunner:
         self._run: dict[type, Callable[[Any, _Call], None]] = {
             Embed: self._embed, RmsNorm: self._norm, MatMul: self._matmul, Rope: self._rope,
             StoreKV: self._store_kv, Attend: self._attend, Gate: self._gate, Add: self._add,
+            Route: self._route, ExpertMatMul: self._experts, Mix: self._mix,
         }  # fmt: skip
 
     def _table(self, spec: RopeSpec) -> tuple[Array, Array, str]:
@@ -194,6 +208,29 @@ class ReferenceRunner:
 
     def _add(self, op: Add, call: _Call) -> None:
         call.put(op.out, call.get(op.x) + call.get(op.y))
+
+    def _route(self, op: Route, call: _Call) -> None:
+        logits = call.get(op.logits).astype(np.float64)
+        order = np.argsort(-logits, axis=-1, kind="stable")[:, : op.chosen.width]
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        mine = np.take_along_axis(odds, order, axis=-1)
+        call.put(op.chosen, order.astype(np.float32))
+        call.put(op.shares, (mine / np.maximum(mine.sum(axis=-1, keepdims=True), 2.0**-14)).astype(np.float32))
+
+    def _experts(self, op: ExpertMatMul, call: _Call) -> None:
+        w: Experts = op.weight
+        weights = self._tensors[w.tensor][:, w.first_row : w.first_row + w.rows]
+        chosen = call.get(op.chosen).astype(int)
+        k = chosen.shape[1]
+        x = call.get(op.x).reshape(len(chosen), -1, w.cols)
+        y = [weights[chosen[:, j]] @ x[:, j if x.shape[1] > 1 else 0, :, None] for j in range(k)]
+        call.put(op.out, np.concatenate([part[..., 0] for part in y], axis=1))
+
+    def _mix(self, op: Mix, call: _Call) -> None:
+        shares = call.get(op.shares)
+        parts = call.get(op.x).reshape(*shares.shape, op.out.width)
+        call.put(op.out, call.get(op.out) + (parts * shares[..., None]).sum(axis=1))
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Nothing to compile."""

@@ -15,6 +15,7 @@ _MODULES = {
     "phi3": "pantheon.models.phi3",
     "qwen2": "pantheon.models.qwen2",
     "qwen3": "pantheon.models.qwen3",
+    "qwen3moe": "pantheon.models.qwen3moe",
 }
 
 

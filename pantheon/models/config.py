@@ -148,6 +148,14 @@ class Config:
         )
 
 
+def expert_counts(meta: Metadata) -> tuple[int, int]:
+    """(experts, experts used by each token); (0, 0) for a model without."""
+    n = meta.integer("expert_count", 0, low=0, high=1 << 16)
+    if not n:
+        return 0, 0
+    return n, meta.integer("expert_used_count", high=n)
+
+
 def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: Literal["norm", "neox"]) -> RopeSpec:
     """The rope table of a model: linear and YaRN scaling, llama-3's factor tensor, longrope's two."""
     base = meta.number("rope.freq_base", 10000.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from pantheon.models.config import Config, Shapes, tensor_shape
-from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 from pantheon.plan.builder import PlanBuilder
-from pantheon.plan.ops import Attend, Gate, MatMul, RmsNorm, Rope, StoreKV
+from pantheon.plan.ops import Attend, ExpertMatMul, Gate, MatMul, Mix, RmsNorm, Rope, Route, StoreKV
 
 
 class Weights:
@@ -25,6 +25,11 @@ class Weights:
         tensor_shape(self.shapes, name, (of_rows or rows, cols))
         return Matrix(name, rows, cols, first_row)
 
+    def experts(self, name: str, n: int, rows: int, cols: int, *, first_row: int = 0, of_rows: int = 0) -> Experts:
+        """Rows of each of n matrices in one tensor; `of_rows` is the height of a fused one."""
+        tensor_shape(self.shapes, name, (n, of_rows or rows, cols))
+        return Experts(name, rows, cols, first_row, n)
+
     def vector(self, name: str, size: int) -> Vector:
         """A vector that must be there."""
         tensor_shape(self.shapes, name, (size,))
@@ -36,6 +41,34 @@ class Weights:
             return None
         tensor_shape(self.shapes, name, (of or size,))
         return Vector(name, size, first)
+
+
+class Mixture:
+    """The buffers of a mixture of experts, and its block: the k likeliest of n gated FFNs of width n_ff."""
+
+    def __init__(self, net: Decoder, n: int, k: int, n_ff: int) -> None:
+        self.net, self.n, self.n_ff = net, n, n_ff
+        build, width = net.build, net.cfg.n_embd
+        self.logits = build.buffer("router", n)
+        self.chosen, self.shares = build.buffer("chosen", k), build.buffer("shares", k)
+        self.gate, self.up = build.buffer("expert_gate", k * n_ff), build.buffer("expert_up", k * n_ff)
+        self.down = build.buffer("expert_down", k * width)
+
+    def ffn(self, at: str, act: Literal["silu", "gelu"] = "silu") -> None:
+        """x += the shared out sum of the experts that the normed input is routed to."""
+        net, n, n_ff, width = self.net, self.n, self.n_ff, self.net.cfg.n_embd
+        build, weights, fused = net.build, net.weights, f"{at}.ffn_gate_up_exps.weight"
+        net.project(f"{at}.ffn_gate_inp", net.normed, self.logits, add=False)
+        build.add(Route(self.logits, self.chosen, self.shares))
+        for first, name, out in ((0, "gate", self.gate), (n_ff, "up", self.up)):
+            if weights.has(fused):
+                weight = weights.experts(fused, n, n_ff, width, first_row=first, of_rows=2 * n_ff)
+            else:
+                weight = weights.experts(f"{at}.ffn_{name}_exps.weight", n, n_ff, width)
+            build.add(ExpertMatMul(weight, net.normed, self.chosen, out))
+        build.add(Gate(self.gate, self.up, self.gate, act))
+        down = weights.experts(f"{at}.ffn_down_exps.weight", n, width, n_ff)
+        build.add(ExpertMatMul(down, self.gate, self.chosen, self.down), Mix(self.down, self.shares, net.x))
 
 
 class Decoder:
@@ -56,12 +89,12 @@ class Decoder:
         """out = RMS(x; name)."""
         self.build.add(RmsNorm(x, self.weights.vector(name, x.width), out, self.cfg.eps))
 
-    def project_qkv(self, at: str) -> None:
+    def project_qkv(self, at: str, *, fused_only: bool = False) -> None:
         """q, k, v from the normed input: three tensors, or one fused `attn_qkv` with rows [q | k | v]."""
         widths = (self.q.width, self.k.width, self.v.width)
         fused, total, first = f"{at}.attn_qkv", sum(widths), 0
         for name, out in zip("qkv", (self.q, self.k, self.v), strict=True):
-            if self.weights.has(f"{fused}.weight"):
+            if fused_only or self.weights.has(f"{fused}.weight"):
                 weight = self.weights.matrix(
                     f"{fused}.weight", out.width, self.cfg.n_embd, first_row=first, of_rows=total
                 )

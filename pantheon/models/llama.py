@@ -1,13 +1,14 @@
-"""llama: Llama 1-3, Mistral, SmolLM2.  x += Attn(RMS x); x += down(silu(gate RMS x) * up RMS x).
+"""llama: Llama 1-3, Mistral, SmolLM2, Mixtral.  x += Attn(RMS x); x += down(silu(gate RMS x) * up RMS x).
 
 GQA, NORM rope pairing (the GGUF converter permuted the q and k rows), tied or separate head, optional biases.
-Mistral's sliding window is not applied for this architecture, as in llama.cpp.  Touvron et al. 2023; ARCH.md §4.1.
+With experts (Mixtral) the FFN is the shared out sum of the k likeliest of them.  Mistral's sliding window is not
+applied for this architecture, as in llama.cpp.  Touvron et al. 2023, Jiang et al. 2024; ARCH.md §4.1, §4.2.
 """
 
 from __future__ import annotations
 
-from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, rope_spec
-from pantheon.models.layers import Decoder, Weights
+from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, expert_counts, rope_spec
+from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
 from pantheon.plan.ops import Embed
 from pantheon.plan.state_spec import KVSpec, StateSpec
@@ -15,8 +16,6 @@ from pantheon.plan.state_spec import KVSpec, StateSpec
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
     """The plan of a llama file; raises ModelConfigError naming the key or tensor at fault."""
-    if meta.integer("expert_count", 0, low=0):
-        raise ModelConfigError("llama files with experts (Mixtral) are not supported yet", param="llama.expert_count")
     cfg = Config.read(meta, shapes)
     if cfg.n_rot != cfg.head_dim:
         raise ModelConfigError(
@@ -26,6 +25,8 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     build, weights = PlanBuilder(), Weights(shapes)
     net = Decoder(build, weights, cfg)
     table = build.rope(rope_spec(meta, cfg, shapes, pairing="norm"))
+    n_experts, k = expert_counts(meta)
+    mixture = Mixture(net, n_experts, k, cfg.n_ff) if n_experts else None
 
     build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
     for layer in range(cfg.n_layer):
@@ -35,8 +36,11 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
         net.attend(layer, table)
         net.project(f"{at}.attn_output", net.heads, net.x, add=True)
         net.norm(net.x, f"{at}.ffn_norm.weight", net.normed)
-        net.gated_ffn(at, "silu")
-        net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
+        if mixture is not None:
+            mixture.ffn(at)
+        else:
+            net.gated_ffn(at, "silu")
+            net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
     logits = net.output_head()
     state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
     return build.finish("llama", cfg.n_vocab, cfg.n_ctx_train, logits, state)

@@ -24,7 +24,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     for layer in range(cfg.n_layer):
         at = f"blk.{layer}"
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
-        net.project_qkv(at)
+        net.project_qkv(at, fused_only=True)
         net.attend(layer, table)
         net.project(f"{at}.attn_output", net.heads, net.x, add=True)
         net.norm(net.x, f"{at}.ffn_norm.weight", net.normed)

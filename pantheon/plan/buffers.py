@@ -28,6 +28,13 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Experts(Matrix):
+    """As many matrices of one shape in one 3-D tensor (experts, out, in): rows `first_row …` of each of them."""
+
+    experts: int = 1
+
+
+@dataclass(frozen=True)
 class Vector:
     """`size` values from `first` of a 1-D tensor (norm weight, bias); used as float32."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 
 
 @dataclass(frozen=True)
@@ -108,4 +108,40 @@ class Add:
     out: Buffer
 
 
-Op = Embed | RmsNorm | MatMul | Rope | StoreKV | Attend | Gate | Add
+@dataclass(frozen=True)
+class Route:
+    """Choose experts: k = chosen.width = shares.width of the logits.width ones, the likeliest first (lower ids first
+    among equals).
+
+    `chosen` holds ids; `shares` = softmax(logits) of those chosen, divided by their sum, which counts as 2^-14 at least
+    (ARCH.md §4.2).
+    """
+
+    logits: Buffer
+    chosen: Buffer
+    shares: Buffer
+
+
+@dataclass(frozen=True)
+class ExpertMatMul:
+    """out[:, j] = W[chosen[:, j]] x: k products, one behind the other in out (k * rows wide).
+
+    x is cols wide and shared, or k * cols wide with a part for each.
+    """
+
+    weight: Experts
+    x: Buffer
+    chosen: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True)
+class Mix:
+    """out += sum over j of shares[:, j] * x[:, j], in the order of j; x is k * out.width wide."""
+
+    x: Buffer
+    shares: Buffer
+    out: Buffer
+
+
+Op = Embed | RmsNorm | MatMul | Rope | StoreKV | Attend | Gate | Add | Route | ExpertMatMul | Mix

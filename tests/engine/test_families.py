@@ -1,7 +1,7 @@
-"""Every dense family, and a rare weight type, against reference outputs on both executors; tolerances as in test_golden.py (M224, M227).
+"""Every family but llama, and a rare weight type, against reference outputs on both executors (M224, M225, M227).
 
-The cpu executor is held to the float32 run twice: with the file as it is (int8 activations: likelihood and top-1) and
-with the same weights as float32, where only the order of additions differs.
+Tolerances as in test_golden.py.  The cpu executor is held to the float32 run twice: with the file as it is (int8
+activations: likelihood and top-1) and with the same weights as float32, where only the order of additions differs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ STEMS = (
     "tiny-p3-long.Q8_0@ctx256",
     "tiny-p3-long.Q8_0@ctx1024",
     "tiny-gemma3.Q4_0",
+    "tiny-mixtral.Q4_0",
+    "tiny-qwen3moe.Q8_0",
     # a type that the cpu executor carries as another one
     "tiny-llama-k.IQ1_S",
 )
@@ -86,7 +88,8 @@ def test_int8_activations_stay_close(stem: str) -> None:
     ids = exact["nll"].get("ids") or golden["native"]["nll"]["ids"]
     assert abs(mean_nll(model, ids) - exact["nll"]["mean_nll"]) <= 0.05
     agree = [model.logits(ids).argmax(-1) == np.array(run["argmax_all"]) for ids, run in runs(golden, exact)]
-    assert np.concatenate(agree).mean() >= 0.9
+    # a near tie of a router flips an expert
+    assert np.concatenate(agree).mean() >= (0.75 if "mixtral" in stem or "moe" in stem else 0.9)
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -123,7 +123,7 @@ def test_one_table_for_all_layers() -> None:
         ({"rope__dimension_count": 10}, "llama.rope.dimension_count"),
         ({"rope__freq_base": -1.0}, "rope.freq_base"),
         ({"embedding_length": 64}, "token_embd.weight"),
-        ({"expert_count": 8}, "Mixtral"),
+        ({"expert_count": 8}, "expert_used_count"),
         ({"block_count": 3}, "blk.2.attn_norm.weight"),
         ({"feed_forward_length": 64}, "blk.0.ffn_gate.weight"),
     ],

@@ -65,11 +65,10 @@ def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
 
 def _keys(plan: Plan, types: Mapping[Matrix, str], kv_type: KVType) -> list[kernels.Key]:
     """Every kernel that packs or runs the plan: its table with nothing behind the addresses."""
-    packed = {m: Packed(name, m.rows, m.cols, 0, 0, 0) for m, name in types.items()}
+    packed = {m: Packed(name, m.rows, m.cols, 0, 0, 0, sizes.experts_of(m)) for m, name in types.items()}
     strides = tuple(stride(b.width) for b in plan.buffers)
-    memory = Memory(
-        packed, dict.fromkeys(plan.vectors(), 0), (0,) * len(strides), strides, 0, ((0, 0),) * len(plan.ropes)
-    )
+    vectors, ropes = dict.fromkeys(plan.vectors(), 0), ((0, 0),) * len(plan.ropes)
+    memory = Memory(packed, vectors, (0,) * len(strides), strides, 0, ropes, (0, 0, 0))
     rows = [row for p in Builder(plan, memory, kv_type, kernels.tile_widths()).phases for row in p.rows]
     packing: list[kernels.Key] = [("pack", name) for name in dict.fromkeys(types.values())]
     return [*packing, *(key for row in rows for key in row.keys), TEAM, drawing.KEY]
@@ -87,7 +86,7 @@ def _load_weights(
         room.view("f4")[: v.size] = floats(source.tensor(v.tensor), v)
         placed[v] = address(room)
     packed: dict[Matrix, Packed] = {}
-    file_bytes = {m: m.rows * row_bytes(source.tensor(m.tensor)) for m in matrices}
+    file_bytes = {m: sizes.experts_of(m) * m.rows * row_bytes(source.tensor(m.tensor)) for m in matrices}
     done, goal = 0, sum(file_bytes.values())
     left = {m.tensor: [x for x in matrices if x.tensor == m.tensor] for m in matrices}
     packer = Packer(threads)

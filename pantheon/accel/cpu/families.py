@@ -19,6 +19,7 @@ MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "store": ("kv_store", ()),
     "team": ("walk", ()),
     "pack": ("packing", ()),
+    "experts": ("experts", ()),
     "read": ("reading", ()),
     "draw": ("draw", ()),
 }

@@ -19,7 +19,7 @@ PHASE_BYTES = 192
 R_KIND, R_HEAD, R_FIRST_OP, R_OPS, R_SPLIT, R_GROUPS, R_HEADS = (8 * i for i in range(7))
 PROGRAM_WORDS = 8
 PROGRAM_BYTES = 8 * PROGRAM_WORDS
-COLUMNS, MATMUL, ATTEND = 0, 1, 2  # R_KIND
+COLUMNS, MATMUL, ATTEND, EXPERTS = 0, 1, 2, 3  # R_KIND
 
 # --- a row of the op table: kernel addresses by tile width (1, 2, 4, 8 columns), then operands -------------------
 O_FN = 0

@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROWS, BLOCK = 16, 32
+#: the most columns of one forward
+MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.layouts import FLOATS, KINDS, ROWS
 from pantheon.accel.executor import RawTensor
 from pantheon.errors import ModelFileError
-from pantheon.plan.buffers import Matrix, Vector
+from pantheon.plan.buffers import Experts, Matrix, Vector
 
 U8 = NDArray[np.uint8]
 #: bytes of the file that a thread packs at once: enough to forget the call, few enough to share
@@ -36,6 +37,10 @@ class Packed:
     quants: int
     scales: int
     nbytes: int
+    #: of how many matrices these are the first one's; the others follow, each with both its planes' bytes
+    experts: int = 1
+    quant_bytes: int = 0
+    scale_bytes: int = 0
 
     @property
     def groups(self) -> int:
@@ -68,12 +73,14 @@ def row_bytes(raw: RawTensor) -> int:
 
 def check(raw: RawTensor, m: Matrix) -> None:
     """Raise ModelFileError unless the plan's matrix lies inside the tensor."""
-    if len(raw.shape) != 2 or raw.shape[1] != m.cols or not (
-        0 <= m.first_row and 0 < m.rows and m.first_row + m.rows <= raw.shape[0]
+    head = (m.experts,) if isinstance(m, Experts) else ()
+    if len(raw.shape) != len(head) + 2 or raw.shape[:-2] != head or raw.shape[-1] != m.cols or not (
+        0 <= m.first_row and 0 < m.rows and m.first_row + m.rows <= raw.shape[-2]
     ):  # fmt: skip
         wanted = f"rows {m.first_row}..{m.first_row + m.rows - 1} of {m.cols} values"
+        wanted += f" of {head[0]} experts" if head else ""
         raise ModelFileError(f"tensor {raw.name}", f"shape {tuple(raw.shape)}, but the model needs {wanted}")
-    if raw.data.size != raw.shape[0] * row_bytes(raw):
+    if raw.data.size != math.prod(raw.shape[:-1]) * row_bytes(raw):
         raise ModelFileError(f"tensor {raw.name}", f"{raw.data.size} bytes for shape {tuple(raw.shape)}")
 
 
@@ -87,18 +94,23 @@ class Packer:
     def pack(self, raw: RawTensor, m: Matrix, arena: Arena) -> Packed:
         """Pack the rows that `m` names.  Raises ModelFileError unless they lie inside the tensor."""
         check(raw, m)
-        n = row_bytes(raw)
-        rows = raw.data.reshape(-1)[m.first_row * n : (m.first_row + m.rows) * n]
-        type_name = carried.run_as(raw.type_name)
-        quant_bytes, scale_bytes = packed_bytes(type_name, m.rows, m.cols)
-        quants, scales = arena.take(quant_bytes), arena.take(scale_bytes)
-        packed = Packed(type_name, m.rows, m.cols, address(quants), address(scales), quant_bytes + scale_bytes)
-        if type_name != raw.type_name:
-            for first, part in carried.parts(rows.reshape(m.rows, n), raw.type_name, m.cols):
-                self._run(packed, part, first)
-        else:
-            self._run(packed, rows, 0)
-        return packed
+        n, type_name = row_bytes(raw), carried.run_as(raw.type_name)
+        experts = m.experts if isinstance(m, Experts) else 1
+        one = packed_bytes(type_name, m.rows, m.cols)
+        quants, scales = (arena.take(experts * size) for size in one)
+        whole = Packed(
+            type_name, m.rows, m.cols, address(quants), address(scales), experts * sum(one), experts, *one
+        )  # fmt: skip
+        tensor = raw.data.reshape(experts, -1)
+        for e in range(experts):
+            rows = tensor[e, m.first_row * n : (m.first_row + m.rows) * n]
+            this = replace(whole, quants=whole.quants + e * one[0], scales=whole.scales + e * one[1])
+            if type_name != raw.type_name:
+                for first, part in carried.parts(rows.reshape(m.rows, n), raw.type_name, m.cols):
+                    self._run(this, part, first)
+            else:
+                self._run(this, rows, 0)
+        return whole
 
     def _run(self, packed: Packed, rows: U8, first: int) -> None:
         """Pack blocks of whole rows, from row `first` (a multiple of 16) on."""

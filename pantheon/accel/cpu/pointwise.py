@@ -114,31 +114,36 @@ def _rms_norm():  # type: ignore[no-untyped-def]
     return rms_norm
 
 
+@cache.jit
+def quantise_block(x, a, lane, n):  # type: ignore[no-untyped-def]
+    """32 floats at x to column `lane` of a block of a tile of n columns at a: int8 with one scale; sums of the block
+    and of its halves go along."""
+    v0, v1 = load_f32(x), load_f32(x + 64)
+    top = hmax(vmax(vabs(v0), vabs(v1)))
+    inverse = splat(float32(127.0) / top if top > float32(1e-30) else float32(0.0))
+    d = top * float32(1.0 / 127.0)
+    s0 = store_i8_sum(a + 32 * lane, mul(v0, inverse))
+    s1 = store_i8_sum(a + 32 * lane + 16, mul(v1, inverse))
+    a += 4 * lane
+    st_f32(a + ACT_D * n, d)
+    st_f32(a + ACT_S * n, d * float32(s0 + s1))
+    st_f32(a + ACT_S0 * n, d * float32(s0))
+    st_f32(a + ACT_S1 * n, d * float32(s1))
+    st_i32(a + ACT_I * n, s0 + s1)
+    st_i32(a + ACT_I0 * n, s0)
+    st_i32(a + ACT_I1 * n, s1)
+
+
 def _quantise():  # type: ignore[no-untyped-def]
     @cache.kernel
     def quantise(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
-        """int8 blocks of 32 with one scale; sums of the block and of its halves go along."""
         x, blocks = _x(row, column), ld_i64(row + O_N)
         n = 1 << ld_i64(phase + P_TILE)
         first, end = _span(blocks, part, phase)
         lane = column % n
         act = ld_i64(ctx + C_ACT) + (column - lane) * blocks * ACT_BYTES
         for i in range(first, end):
-            v0, v1 = load_f32(x + 128 * i), load_f32(x + 128 * i + 64)
-            top = hmax(vmax(vabs(v0), vabs(v1)))
-            inverse = splat(float32(127.0) / top if top > float32(1e-30) else float32(0.0))
-            d = top * float32(1.0 / 127.0)
-            a = act + i * n * ACT_BYTES
-            s0 = store_i8_sum(a + 32 * lane, mul(v0, inverse))
-            s1 = store_i8_sum(a + 32 * lane + 16, mul(v1, inverse))
-            a += 4 * lane
-            st_f32(a + ACT_D * n, d)
-            st_f32(a + ACT_S * n, d * float32(s0 + s1))
-            st_f32(a + ACT_S0 * n, d * float32(s0))
-            st_f32(a + ACT_S1 * n, d * float32(s1))
-            st_i32(a + ACT_I * n, s0 + s1)
-            st_i32(a + ACT_I0 * n, s0)
-            st_i32(a + ACT_I1 * n, s1)
+            quantise_block(x + 128 * i, act + i * n * ACT_BYTES, lane, n)
 
     return quantise
 

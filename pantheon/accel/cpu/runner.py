@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pantheon.accel.cpu import fields as at
 from pantheon.accel.cpu import kernels, kv, sizes
 from pantheon.accel.cpu.arena import HUGE, Arena, address
+from pantheon.accel.cpu.layouts import MAX_COLUMNS
 from pantheon.accel.cpu.pack import Packed
-from pantheon.accel.cpu.sizes import MAX_COLUMNS, MAX_WANTED
+from pantheon.accel.cpu.sizes import MAX_WANTED
 from pantheon.accel.cpu.table import Builder, Memory, encode, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.cpu.team import Team
@@ -23,7 +24,7 @@ from pantheon.accel.executor import Columns, Progress, RunnerState
 from pantheon.accel.hidden import normed
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
-from pantheon.plan.ops import MatMul
+from pantheon.plan.ops import ExpertMatMul, MatMul
 from pantheon.plan.state_spec import KVType
 
 #: a slot that used more than this is unmapped when it is reset
@@ -95,7 +96,9 @@ class CpuRunner:
         self.max_columns = MAX_COLUMNS
         self._weights, self._tables = weights, tables
         _, self._block_bytes = kv.layers(plan, kv_type)
-        self._scratch = Arena(sizes.scratch(plan, n_ctx, threads))
+        types = {m: packed.type_name for m, packed in weights.matrices.items()}
+        self._float_experts = sizes.has_float_experts(types)
+        self._scratch = Arena(sizes.scratch(plan, n_ctx, threads, self._float_experts))
         self._memory = self._place()
         self._ctx = self._context()
         # every shape is checked here; kernel addresses are filled in by warm_up
@@ -120,6 +123,7 @@ class CpuRunner:
             tuple(stride(b.width) for b in self.plan.buffers),
             address(staging),
             tuple((address(cos), address(sin)) for cos, sin in self._tables),
+            tuple(address(take(n)) if n else 0 for n in sizes.experts(self.plan, self._float_experts)),  # type: ignore[arg-type]
         )
 
     def _context(self) -> NDArray[np.int64]:
@@ -143,8 +147,12 @@ class CpuRunner:
 
     def step_bytes(self) -> int:
         """Bytes of packed weights that a forward with logits reads: all but tables that are only looked up in."""
+        found, total = self._weights.matrices, 0
         used = {op.weight for op in self.plan.ops() if isinstance(op, MatMul)}
-        return sum(self._weights.matrices[m].nbytes for m in used)
+        for op in self.plan.ops():
+            if isinstance(op, ExpertMatMul):  # of these only the ones that a column is routed to
+                total += found[op.weight].nbytes * op.chosen.width // op.weight.experts
+        return total + sum(found[m].nbytes for m in used)
 
     # --- running --------------------------------------------------------------------------------------------------
     def new_state(self, n_slots: int, n_ctx: int, kv_type: KVType | None = None) -> CpuState:

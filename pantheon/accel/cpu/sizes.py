@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pantheon.accel.cpu import expert_table, kv
 from pantheon.accel.cpu import fields as at
-from pantheon.accel.cpu import kv
 from pantheon.accel.cpu.arena import HUGE, LINE, round_up
-from pantheon.accel.cpu.layouts import ACT_BYTES, ROWS
+from pantheon.accel.cpu.layouts import ACT_BYTES, FLOATS, MAX_COLUMNS, ROWS
 from pantheon.accel.cpu.pack import packed_bytes
 from pantheon.accel.cpu.table import stride
-from pantheon.plan.buffers import Buffer, Matrix, Vector
+from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 from pantheon.plan.builder import Plan
-from pantheon.plan.ops import Attend, MatMul
+from pantheon.plan.ops import Attend, ExpertMatMul, MatMul, Route
 from pantheon.plan.state_spec import KVType
 
-#: the most columns of one forward, and of them the most whose logits are computed at once
-MAX_COLUMNS, MAX_WANTED = 256, 32
+#: the most columns whose logits are computed at once
+MAX_WANTED = 32
+#: the widest register tile of any CPU
+_WIDEST = 8
 _PAGE = 4096
 
 
@@ -29,9 +31,16 @@ def vector(v: Vector) -> int:
     return 4 * round_up(v.size, ROWS)
 
 
+def experts_of(m: Matrix) -> int:
+    """How many matrices a reference stands for."""
+    return m.experts if isinstance(m, Experts) else 1
+
+
 def weights(plan: Plan, types: Mapping[Matrix, str]) -> int:
     """The arena that holds every weight, packed."""
-    planes = [packed_bytes(types[m], m.rows, m.cols) for m in plan.matrices()]
+    planes = [
+        tuple(experts_of(m) * n for n in packed_bytes(types[m], m.rows, m.cols)) for m in plan.matrices()
+    ]
     return sum(round_up(n, LINE) for n in [*map(vector, plan.vectors()), *(n for both in planes for n in both)])
 
 
@@ -58,11 +67,30 @@ def activations(plan: Plan) -> int:
     return round_up(widest, 32) // 32 * ACT_BYTES * MAX_COLUMNS
 
 
+def experts(plan: Plan, floats: bool) -> tuple[int, int, int]:
+    """A mixture's table, and room for its inputs as int8 blocks and (when some of its weights are floats) as floats."""
+    table = blocks = 0
+    for op in plan.ops():
+        if isinstance(op, Route):
+            table = max(table, expert_table.table_bytes(MAX_COLUMNS, op.logits.width, op.chosen.width, _WIDEST))
+        elif isinstance(op, ExpertMatMul):
+            most = expert_table.places(MAX_COLUMNS, op.weight.experts, op.chosen.width, _WIDEST)
+            blocks = max(blocks, most * (round_up(op.weight.cols, 32) // 32))
+    return table, blocks * ACT_BYTES, blocks * 128 if floats else 0
+
+
+def has_float_experts(types: Mapping[Matrix, str]) -> bool:
+    """Whether some expert's weights are floats, whose products read floats."""
+    return any(isinstance(m, Experts) and name in FLOATS for m, name in types.items())
+
+
 def per_thread(plan: Plan) -> int:
-    """What attention keeps for itself on each thread."""
+    """What kernels keep for themselves on each thread."""
     dims = [op.head_dim for op in plan.ops() if isinstance(op, Attend)]
     dims += [spec.k_dim for spec in plan.state.kv]
-    return round_up(kv.thread_bytes(max(dims, default=16)) + _PAGE, _PAGE)
+    mixed = any(isinstance(op, ExpertMatMul) for op in plan.ops())
+    staging = expert_table.staging_bytes(MAX_COLUMNS, _WIDEST) if mixed else 0
+    return round_up(max(kv.thread_bytes(max(dims, default=16)), staging) + _PAGE, _PAGE)
 
 
 def partials(plan: Plan, n_ctx: int) -> tuple[int, int]:
@@ -72,10 +100,11 @@ def partials(plan: Plan, n_ctx: int) -> tuple[int, int]:
     return columns, max((kv.partial_bytes(columns, op.heads, op.head_dim, n_ctx) for op in attends), default=0)
 
 
-def scratch(plan: Plan, n_ctx: int, threads: int) -> int:
+def scratch(plan: Plan, n_ctx: int, threads: int, float_experts: bool) -> int:
     """Everything that a forward writes beside KV rows."""
     pieces = [rows * stride(b.width) for b, rows in buffer_rows(plan).items()]
-    pieces += [staging(plan), activations(plan), partials(plan, n_ctx)[1], 8 * at.CONTEXT_WORDS, *[4 * MAX_COLUMNS] * 4]
+    pieces += [staging(plan), activations(plan), partials(plan, n_ctx)[1], *experts(plan, float_experts)]
+    pieces += [8 * at.CONTEXT_WORDS, *[4 * MAX_COLUMNS] * 4]
     total = sum(round_up(n, LINE) for n in pieces)
     return round_up(total, _PAGE) + threads * per_thread(plan)
 
@@ -93,7 +122,7 @@ def predict(
     """Bytes by part, as `CpuRunner.memory` and `CpuState.nbytes` report them once it is loaded."""
     return {
         "weights": weights(plan, types),
-        "scratch": scratch(plan, n_ctx, threads),
+        "scratch": scratch(plan, n_ctx, threads, has_float_experts(types)),
         "tables": tables(plan, n_ctx),
         "kv": n_slots * slot(plan, n_ctx, kv_type),
     }

@@ -14,14 +14,27 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.cpu import expert_table, kv
 from pantheon.accel.cpu import fields as at
-from pantheon.accel.cpu import kv
 from pantheon.accel.cpu.arena import round_up
-from pantheon.accel.cpu.layouts import BLOCK, FLOATS
+from pantheon.accel.cpu.layouts import BLOCK, FLOATS, MAX_COLUMNS
 from pantheon.accel.cpu.pack import Packed
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan
-from pantheon.plan.ops import Add, Attend, Embed, Gate, MatMul, Op, RmsNorm, Rope, StoreKV
+from pantheon.plan.ops import (
+    Add,
+    Attend,
+    Embed,
+    ExpertMatMul,
+    Gate,
+    MatMul,
+    Mix,
+    Op,
+    RmsNorm,
+    Rope,
+    Route,
+    StoreKV,
+)
 from pantheon.plan.state_spec import KVType
 
 #: a kernel by name: ("matmul", type, width), ("embed", type), ("attend" | "store", KV format), ("pointwise", name), …
@@ -59,7 +72,7 @@ class Phase:
 
     def describe(self) -> str:
         """Its kernels by name, for profiles: `matmul Q4_1 960x576`."""
-        if self.kind == at.MATMUL:
+        if self.kind in (at.MATMUL, at.EXPERTS):
             types = "+".join(dict.fromkeys(str(row.keys[0][1]) for row in self.rows))
             rows = sum(row.values[at.O_D] for row in self.rows)
             cols = self.rows[0].values[at.O_N] * (1 if types in FLOATS else BLOCK)
@@ -77,6 +90,8 @@ class Memory:
     strides: tuple[int, ...]
     staging: int
     ropes: tuple[tuple[int, int], ...]
+    #: of a mixture of experts: the table, and what is spread by it as int8 blocks and as floats
+    experts: tuple[int, int, int]
 
 
 def bits(value: float) -> int:
@@ -101,7 +116,8 @@ class Builder:
         self.plan, self.memory, self.widths = plan, memory, widths
         self.fmt = kv.FORMATS[kv_type]
         self.phases: list[Phase] = []
-        self._head = False
+        self._head = self._apart = False
+        self._routed: tuple[Buffer, int] | None = None
         self._layers, _ = kv.layers(plan, kv_type)
         self._run(plan.body)
         self._head = True
@@ -118,6 +134,10 @@ class Builder:
                 group = self._same_input(ops, i)
                 self._products(group)
                 i += len(group)
+            elif isinstance(op, ExpertMatMul):
+                several = self._same_experts(ops, i)
+                self._expert_products(several)
+                i += len(several)
             else:
                 _need(not self._head or isinstance(op, RmsNorm | Gate | Add), f"{type(op).__name__} in the head")
                 handler: Callable[[Op], None] = getattr(self, "_" + type(op).__name__.lower())
@@ -133,9 +153,10 @@ class Builder:
             values |= {at.O_Y: m.buffers[y.index], at.O_Y_BYTES: m.strides[y.index]}
         return values
 
-    def _append(self, key: Key, values: dict[int, int]) -> None:
+    def _append(self, key: Key, values: dict[int, int], *, apart: bool = False) -> None:
+        """apart: what was done to all columns before must be complete."""
         last = self.phases[-1] if self.phases else None
-        if last is None or last.kind != at.COLUMNS or last.head != self._head:
+        if last is None or last.kind != at.COLUMNS or last.head != self._head or apart:
             last = Phase(at.COLUMNS, self._head)
             self.phases.append(last)
         last.rows.append(Row([key], values))
@@ -200,6 +221,61 @@ class Builder:
         self.phases.append(Phase(at.ATTEND, self._head, [row], heads=op.kv_heads, split=group))
         # shares a phase with what follows: what was cut by positions becomes results
         self._append(_COMBINE, values | {at.O_Y: -(-op.out.width // 32)})
+
+    # --- mixtures of experts ------------------------------------------------------------------------------------
+    def _route(self, op: Route) -> None:
+        n, k = op.logits.width, op.chosen.width
+        _need(0 < k <= n and op.shares.width == k, "a route to more experts than there are")
+        values = self._moved(op.logits, op.chosen, op.shares) | {at.O_N: n, at.O_B: k}
+        self._append(("experts", "route"), values)
+        table = self.memory.experts[0]
+        counts, pairs, places = expert_table.offsets(MAX_COLUMNS, n, k)
+        values = self._moved(op.chosen, op.chosen) | {at.O_A: table, at.O_N: n, at.O_B: k}
+        values |= {at.O_C: pairs, at.O_D: places, at.O_E: counts}
+        self._append(("experts", "dispatch"), values, apart=True)
+        # what reads the table begins behind it
+        self._apart, self._routed = True, (op.chosen, n)
+
+    def _same_experts(self, ops: tuple[Op, ...], first: int) -> list[ExpertMatMul]:
+        """The product at `first` and those behind it of the same input and another output."""
+        group: list[ExpertMatMul] = []
+        for op in ops[first:]:
+            if not isinstance(op, ExpertMatMul) or (group and op.x is not group[0].x):
+                break
+            group.append(op)
+        return group
+
+    def _expert_products(self, group: list[ExpertMatMul]) -> None:
+        op = group[0]
+        n, k, table = op.weight.experts, op.chosen.width, self.memory.experts[0]
+        _, pairs, places = expert_table.offsets(MAX_COLUMNS, n, k)
+        cols, step = op.weight.cols, 0 if op.x.width == op.weight.cols else 4 * op.weight.cols
+        values = {at.O_B: k, at.O_A: table + pairs, at.O_C: step}
+        for quantised in sorted({self.memory.matrices[o.weight].quantised for o in group}):
+            _need(not quantised or cols % 32 == 0, f"{op.x.name}: not a whole number of blocks")
+            to = {at.O_OUT: self.memory.experts[1 if quantised else 2], at.O_OUT_BYTES: stride(cols)}
+            to[at.O_N], name = (cols // 32, "spread") if quantised else (cols, "spread_floats")
+            self._append(("experts", name), self._moved(op.x, op.x) | values | to, apart=self._apart)
+            self._apart = False
+        rows = [self._expert_product(o, n, k, table, places) for o in group]
+        self.phases.append(Phase(at.EXPERTS, self._head, rows))
+
+    def _expert_product(self, op: ExpertMatMul, n: int, k: int, table: int, places: int) -> Row:
+        w, m = self.memory.matrices[op.weight], self.memory
+        _need(self._routed == (op.chosen, n) and op.weight.experts == n, f"{op.out.name}: not the last route's experts")
+        _need(op.x.width in (w.cols, k * w.cols), f"product into {op.out.name}: {op.x.name} is not {w.cols} wide")
+        _need(op.out.width == k * w.rows, f"{op.out.name} is not {k} x {w.rows} wide")
+        values = {at.O_OUT: m.buffers[op.out.index], at.O_OUT_BYTES: m.strides[op.out.index]}
+        values |= {at.O_X: m.experts[2], at.O_X_BYTES: stride(w.cols), at.O_Y: m.experts[1]}
+        values |= {at.O_A: w.quants, at.O_B: w.scales, at.O_E: w.quant_bytes, at.O_F: w.scale_bytes}
+        values |= {at.O_N: w.cols // 32 if w.quantised else w.cols, at.O_D: w.rows, at.O_GROUPS: w.groups}
+        values |= {at.O_G: table, at.O_H: k, expert_table.PAIR: places}
+        return Row([("matmul", w.type_name, width) for width in self.widths], values)
+
+    def _mix(self, op: Mix) -> None:
+        k = op.shares.width
+        _need(op.x.width == k * op.out.width, f"mix of {op.x.name}: widths differ")
+        self._append(("experts", "mix"), self._moved(op.x, op.out, op.shares) | {at.O_N: op.out.width, at.O_B: k})
 
     # --- products -----------------------------------------------------------------------------------------------
     def _same_input(self, ops: tuple[Op, ...], first: int) -> list[MatMul]:

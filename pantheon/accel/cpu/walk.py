@@ -17,6 +17,7 @@ from numba import int32, int64, void
 
 from pantheon.accel.cpu import cache
 from pantheon.accel.cpu.control import SLEEPERS, STOP, TIMEOUT
+from pantheon.accel.cpu.experts import run_units, units
 from pantheon.accel.cpu.fields import (
     ATTEND,
     C_COLUMNS,
@@ -27,6 +28,7 @@ from pantheon.accel.cpu.fields import (
     C_THREADS,
     C_WANTED,
     COLUMNS,
+    EXPERTS,
     O_FIRST_GROUP,
     O_FN,
     O_GROUPS,
@@ -119,6 +121,12 @@ def run_chunk(row, ops, ctx, thread, chunk, phase):  # type: ignore[no-untyped-d
             call_op(ld_i64(op + O_FN), op, ctx, thread, chunk // parts, chunk % parts, phase)
     elif kind == ATTEND:
         call_op(ld_i64(first + O_FN), first, ctx, thread, chunk, 0, phase)
+    elif kind == EXPERTS:
+        chunks = ld_i64(phase + P_CHUNKS)
+        for i in range(n):
+            op = first + i * OP_BYTES
+            work = units(op)
+            run_units(op, ctx, thread, work * chunk // chunks, work * (chunk + 1) // chunks)
     else:
         groups, chunks = ld_i64(row + R_GROUPS), ld_i64(phase + P_CHUNKS)
         g0, g1 = groups * chunk // chunks, groups * (chunk + 1) // chunks
@@ -168,6 +176,8 @@ def cut(row, phase, ctx):  # type: ignore[no-untyped-def]
             if not spans:
                 span = max(1, min(QUERIES * parts // group, columns * heads // (4 * threads)))
             chunks = (columns + span - 1) // span * heads * parts * max(1, spans)
+        elif kind == EXPERTS:  # what there is to do is known when the columns have been routed
+            chunks = 4 * threads if threads > 1 else 1
         else:
             chunks = min(ld_i64(row + R_GROUPS), 4 * threads if threads > 1 else 1)
     st_i64(phase + P_COLUMNS, columns)

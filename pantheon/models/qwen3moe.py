@@ -1,0 +1,39 @@
+"""qwen3moe: Qwen3 with experts.  x += Attn(RMS x); x += sum of the k likeliest experts' FFN(RMS x).
+
+The attention of qwen3; shares of the experts always sum to 1.  Yang et al. 2025; ARCH.md §4.5.
+"""
+
+from __future__ import annotations
+
+from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, expert_counts, rope_spec
+from pantheon.models.layers import Decoder, Mixture, Weights
+from pantheon.plan.builder import Plan, PlanBuilder
+from pantheon.plan.ops import Embed
+from pantheon.plan.state_spec import KVSpec, StateSpec
+
+
+def plan(meta: Metadata, shapes: Shapes) -> Plan:
+    """The plan of a qwen3moe file; raises ModelConfigError naming the key or tensor at fault."""
+    cfg = Config.read(meta, shapes)
+    n_experts, k = expert_counts(meta)
+    if not n_experts:
+        raise ModelConfigError("qwen3moe.expert_count is missing", param="qwen3moe.expert_count")
+    width = meta.integer("expert_feed_forward_length", cfg.n_ff // k)
+    build, weights = PlanBuilder(), Weights(shapes)
+    net = Decoder(build, weights, cfg)
+    mixture = Mixture(net, n_experts, k, width)
+    table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
+
+    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    for layer in range(cfg.n_layer):
+        at = f"blk.{layer}"
+        net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
+        net.project_qkv(at)
+        net.norm_heads(at)
+        net.attend(layer, table)
+        net.project(f"{at}.attn_output", net.heads, net.x, add=True)
+        net.norm(net.x, f"{at}.ffn_norm.weight", net.normed)
+        mixture.ffn(at)
+    logits = net.output_head()
+    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
+    return build.finish("qwen3moe", cfg.n_vocab, cfg.n_ctx_train, logits, state)

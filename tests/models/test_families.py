@@ -1,0 +1,139 @@
+"""The other families as plans: what metadata and shapes become, and how faults are named (M224, M225, M227)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pantheon.models.architectures import make_plan
+from pantheon.models.config import ModelConfigError
+from pantheon.plan.ops import Attend, ExpertMatMul, Rope, Route
+
+D, FF, HEADS, KV, DIM, VOCAB, LAYERS = 32, 48, 4, 2, 16, 60, 7
+EXPERTS, USED = 4, 2
+
+
+def file(arch: str, **changes: Any) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Metadata and shapes of a small model of an architecture; a change of None takes a key away."""
+    values: dict[str, Any] = {
+        "context_length": 4096, "embedding_length": D, "block_count": LAYERS, "feed_forward_length": FF,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV, "attention.key_length": DIM,
+        "attention.value_length": DIM, "attention.layer_norm_rms_epsilon": 1e-6,
+    }  # fmt: skip
+    if arch in ("qwen3moe", "llama"):
+        values |= {"expert_count": EXPERTS, "expert_used_count": USED, "expert_feed_forward_length": FF}
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    keys = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, D), "output_norm.weight": (D,)}
+    for layer in range(LAYERS):
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in _block(arch).items()}
+    return {"general.architecture": arch, **keys}, shapes
+
+
+def _block(arch: str) -> dict[str, tuple[int, ...]]:
+    q, kv = HEADS * DIM, KV * DIM
+    block: dict[str, tuple[int, ...]] = {"attn_norm": (D,), "ffn_norm": (D,), "attn_output": (D, q)}
+    if arch == "phi3":
+        return block | {"attn_qkv": (q + 2 * kv, D), "ffn_up": (2 * FF, D), "ffn_down": (D, FF)}
+    block |= {"attn_q": (q, D), "attn_k": (kv, D), "attn_v": (kv, D)}
+    if arch in ("qwen3", "qwen3moe", "gemma3"):
+        block |= {"attn_q_norm": (DIM,), "attn_k_norm": (DIM,)}
+    if arch == "gemma3":
+        block |= {"post_attention_norm": (D,), "post_ffw_norm": (D,)}
+    if arch in ("qwen3moe", "llama"):
+        in_out = {"ffn_gate_exps": (EXPERTS, FF, D), "ffn_up_exps": (EXPERTS, FF, D), "ffn_down_exps": (EXPERTS, D, FF)}
+        return block | {"ffn_gate_inp": (EXPERTS, D), **in_out}
+    return block | {"ffn_gate": (FF, D), "ffn_up": (FF, D), "ffn_down": (D, FF)}
+
+
+def ops(plan: Any, kind: type) -> list[Any]:
+    return [op for op in plan.ops() if isinstance(op, kind)]
+
+
+ARCHES = ("qwen2", "qwen3", "phi3", "gemma3", "qwen3moe", "llama")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_tensor_of_a_block_is_asked_for_by_name(arch: str) -> None:
+    """A missing one and one of another shape are each one error that names it."""
+    metadata, shapes = file(arch)
+    make_plan(metadata, shapes)
+    for name in [name for name in shapes if name.startswith("blk.3.")]:
+        with pytest.raises(ModelConfigError, match=name):
+            make_plan(metadata, {other: shape for other, shape in shapes.items() if other != name})
+        wrong = (*shapes[name][:-1], shapes[name][-1] + 1)
+        with pytest.raises(ModelConfigError, match=name):
+            make_plan(metadata, {**shapes, name: wrong})
+
+
+def test_gemma3_layers_see_a_window_but_every_sixth() -> None:
+    metadata, shapes = file("gemma3", attention__sliding_window=12, rope__freq_base=1e6, rope__freq_base_swa=2e4)
+    plan = make_plan(metadata, shapes)
+    assert [op.window for op in ops(plan, Attend)] == [12, 12, 12, 12, 12, 0, 12]
+    bases = [plan.ropes[op.table].base for op in ops(plan, Rope)][::2]
+    assert bases == [2e4, 2e4, 2e4, 2e4, 2e4, 1e6, 2e4]
+
+
+def test_gemma3_takes_a_period_or_a_flag_for_each_layer() -> None:
+    window = {"attention__sliding_window": 12}
+    plan = make_plan(*file("gemma3", attention__sliding_window_pattern=2, **window))
+    assert [op.window for op in ops(plan, Attend)] == [12, 0, 12, 0, 12, 0, 12]
+    flags = [False, True] * 4
+    plan = make_plan(*file("gemma3", attention__sliding_window_pattern=flags, **window))
+    assert [op.window for op in ops(plan, Attend)] == [0, 12, 0, 12, 0, 12, 0]
+    for wrong in ([True], "six", 0, [0.5] * 7):
+        with pytest.raises(ModelConfigError, match="sliding_window_pattern"):
+            make_plan(*file("gemma3", attention__sliding_window_pattern=wrong, **window))
+
+
+def test_gemma3_without_a_window_is_global_everywhere() -> None:
+    plan = make_plan(*file("gemma3"))
+    assert {op.window for op in ops(plan, Attend)} == {0}
+    assert ops(plan, Attend)[0].scale == DIM**-0.5
+
+
+def test_phi3_takes_longrope_factors_by_the_configured_context() -> None:
+    metadata, shapes = file("phi3", rope__scaling__original_context_length=512, rope__scaling__attn_factor=1.2)
+    shapes |= {f"rope_factors_{which}.weight": (DIM // 2,) for which in ("short", "long")}
+    rope = make_plan(metadata, shapes).ropes[0]
+    assert rope.attn_factor == 1.2
+    assert rope.factors_at(512) == "rope_factors_short.weight"
+    assert rope.factors_at(513) == "rope_factors_long.weight"
+    del shapes["rope_factors_short.weight"]
+    with pytest.raises(ModelConfigError, match="rope_factors_short"):
+        make_plan(metadata, shapes)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "llama"])
+def test_experts_are_routed_to_before_their_products(arch: str) -> None:
+    plan = make_plan(*file(arch))
+    assert len(ops(plan, Route)) == LAYERS
+    assert [op.weight.rows for op in ops(plan, ExpertMatMul)][:3] == [FF, FF, D]
+    assert {(op.weight.experts, op.chosen.width) for op in ops(plan, ExpertMatMul)} == {(EXPERTS, USED)}
+
+
+def test_a_fused_gate_and_up_of_experts() -> None:
+    metadata, shapes = file("qwen3moe")
+    for layer in range(LAYERS):
+        del shapes[f"blk.{layer}.ffn_gate_exps.weight"], shapes[f"blk.{layer}.ffn_up_exps.weight"]
+        shapes[f"blk.{layer}.ffn_gate_up_exps.weight"] = (EXPERTS, 2 * FF, D)
+    products = ops(make_plan(metadata, shapes), ExpertMatMul)
+    assert [(op.weight.tensor, op.weight.first_row) for op in products[:2]] == [
+        ("blk.0.ffn_gate_up_exps.weight", 0), ("blk.0.ffn_gate_up_exps.weight", FF),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"expert_used_count": EXPERTS + 1}, "expert_used_count"),
+        ({"expert_used_count": 0}, "expert_used_count"),
+        ({"expert_used_count": None}, "expert_used_count"),
+        ({"expert_count": None}, "expert_count"),
+        ({"expert_count": EXPERTS + 1}, "ffn_gate_inp"),
+    ],
+)
+def test_counts_of_experts_that_do_not_fit_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelConfigError, match=named):
+        make_plan(*file("qwen3moe", **changes))
