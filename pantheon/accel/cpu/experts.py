@@ -104,8 +104,8 @@ def _route():  # type: ignore[no-untyped-def]
 def _dispatch():  # type: ignore[no-untyped-def]
     @cache.kernel
     def dispatch(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
-        """Write the table at O_A for all columns; the chunk of column 0 does it.  O_N experts, O_B choices; O_E, O_C and
-        O_D: where counts, pairs and places begin."""
+        """Write the table at O_A for all columns; the chunk of column 0 does it.  O_N experts, O_B choices;
+        O_E, O_C and O_D: where counts, pairs and places begin."""
         if column == 0:
             table, n, k = ld_i64(row + O_A), ld_i64(row + O_N), ld_i64(row + O_B)
             pairs, places = table + ld_i64(row + O_C), table + ld_i64(row + O_D)
