@@ -24,7 +24,7 @@ RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM
 SOURCES    := pantheon tests tools $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow check bench bench-alone fresh clean
+.PHONY: help setup serve chat test test-slow check bench bench-alone llama-suite fresh clean
 
 help: ## show this list
 	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
@@ -58,11 +58,17 @@ bench-alone: setup ## tokenizer and model speed, without llama.cpp (ARGS="MODEL.
 	$(PY) tools/bench_tokenizer.py
 	$(PY) -m pantheon bench $(ARGS)
 
+llama-suite: $(VENV)/.ready-run ## llama-server's own tests, run on Pantheon (SUITE=llama.cpp/tools/server/tests ARGS="test_completion.py")
+	@test -n "$(SUITE)" || { echo "Where are they? make llama-suite SUITE=path/to/llama.cpp/tools/server/tests"; exit 1; }
+	@test -x $(VENV)-suite/bin/python || $(PY) -m venv $(VENV)-suite
+	@$(VENV)-suite/bin/python -m pip install --quiet -r "$(SUITE)/requirements.txt"
+	$(PY) -m tools.llama_suite "$(SUITE)" --python "$(CURDIR)/$(VENV)-suite/bin/python" $(ARGS)
+
 fresh: ## rehearse a stranger's first minutes: clone HEAD, new HOME, make serve + curl, make test
 	sh tools/ci_fresh_clone.sh
 
 clean: ## remove .venv, caches and build outputs (compiled kernels stay in ~/.cache/pantheon)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-suite build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pantheon tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- the virtual environment; a stamp is older than setup.cfg when something must be installed again
