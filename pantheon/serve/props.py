@@ -35,7 +35,7 @@ def _props(app: App, entry: Entry) -> dict[str, Any]:
 
     fields = Fields(app.defaults.fill({}))
     params = settings_of(sampling_params(fields, None), fields.integer("max_tokens", -1, 1 << 62, None), stream=True)
-    slots = entry.state.n_slots if entry.sched is not None and entry.state is not None else 1
+    slots = entry.sched.config.users if entry.sched is not None else 1
     return {
         "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
         "total_slots": slots,
