@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -210,6 +215,34 @@ def test_without_a_model_the_default_one_is_used_and_named() -> None:
         assert get(f"{url}/health")[1].get("models", [{"name": "small"}])[0]["name"] == "small"
         served.process.send_signal(signal.SIGTERM)
         assert served.end() == 0
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="pipes have one size here")
+def test_a_stderr_that_nobody_reads_stops_no_request(tmp_path: Path) -> None:
+    mine, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "pantheon", "serve", "--port", str(port), "--model", script(tmp_path)]
+    process = subprocess.Popen(words, stderr=theirs)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            try:
+                if get(f"{url}/health")[0] == 200:
+                    break
+            except OSError:
+                time.sleep(0.05)
+        # the configuration alone filled the pipe; each of these is a line more
+        assert all(get(f"{url}/v1/models")[0] == 200 for _ in range(60))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(mine)
+        os.close(theirs)
 
 
 # ---- the configuration in force -------------------------------------------------------------------------------------
