@@ -14,7 +14,7 @@ class PantheonError(Exception):
     """A refusal with the numbers that decided it.
 
     `extra` holds further JSON-ready fields of the error object (`n_prompt_tokens`, `n_ctx` …);
-    `retry_after` is in seconds and becomes the `Retry-After` header.
+    `retry_after` is in seconds and becomes the `Retry-After` header; a 429 or 503 always has it.
     """
 
     status = 500
@@ -46,6 +46,10 @@ class PantheonError(Exception):
         error: dict[str, Any] = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if self.retry_after is not None:
             error["retry_after"] = self.retry_after
+        if self.status in (429, 503):
+            # whoever may come back is told when, why and how many wait in the body as well [X08]
+            error.setdefault("retry_after", 1)
+            error |= {"reason": self.code, "queue_depth": 0}
         error.update(self.extra)
         return {"error": error}
 

@@ -25,7 +25,8 @@ def test_body_has_the_four_openai_fields_and_the_numbers() -> None:
 
 def test_retry_after_is_in_the_body_only_when_there_is_one() -> None:
     assert Busy("retry shortly", retry_after=3).body()["error"]["retry_after"] == 3
-    assert "retry_after" not in Busy("retry shortly").body()["error"]
+    assert "retry_after" not in PantheonError("no").body()["error"]
+    assert Busy("retry shortly").body()["error"]["retry_after"] == 1, "a 429 or 503 always has it"
 
 
 @pytest.mark.parametrize(

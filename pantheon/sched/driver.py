@@ -31,6 +31,11 @@ class Driver:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether it has a thread."""
+        return self._thread is not None
+
     def join(self) -> None:
         """Wait for the end, after `Shared.closing` was set and cv_work told."""
         if self._thread is not None:

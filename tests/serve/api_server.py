@@ -11,7 +11,10 @@ from functools import lru_cache
 from typing import Any
 from unittest import mock
 
+from pantheon.engine.prefix_cache import PrefixCache
 from pantheon.engine.scripted import scripted_model
+from pantheon.sched.scheduler import Scheduler
+from pantheon.sched.shared import SchedConfig
 from pantheon.seams import SYSTEM_CLOCK, Clock
 from pantheon.serve.api import build_router
 from pantheon.serve.context import App
@@ -41,12 +44,19 @@ class Api:
     server: PantheonServer
     app: App
 
-    def add(self, name: str = "m", clock: Clock = SYSTEM_CLOCK, **script: Any) -> Entry:
-        """Publish one more scripted model."""
+    def add(
+        self, name: str = "m", clock: Clock = SYSTEM_CLOCK, batch: SchedConfig | None = None, **script: Any
+    ) -> Entry:
+        """Publish one more scripted model; batch: several users share it."""
         with mock.patch("pantheon.engine.scripted.ChatTemplate", _template):
             model = scripted_model(script, clock=clock)
         entry = self.app.registry.reserve(name, f"/{name}")
-        self.app.registry.publish(entry, model, model.new_state())
+        if batch is None:
+            self.app.registry.publish(entry, model, model.new_state())
+            return entry
+        state = model.new_state(batch.users + 2)
+        cache = PrefixCache(state, users=batch.users)
+        self.app.registry.publish(entry, model, state, cache, Scheduler(model, state, cache, batch))
         return entry
 
     def post(self, path: str, body: Any, *fields: str) -> Answer:
@@ -149,6 +159,10 @@ def serving(app: App | None = None) -> Iterator[Api]:
         server.stop(1.0)
         for entry in app.registry.all_entries():
             assert entry.refs == 0, f"{entry.name} is still in use"
+            if entry.sched is not None:
+                entry.sched.check_integrity()
+                assert entry.sched.resting and entry.sched.load()[:2] == (0, 0), "a leaked slot or place"
+                entry.sched.close()
         app.registry.check_integrity()
 
 
