@@ -30,7 +30,7 @@ from pantheon.serve.die_feed import feed_dies
 from pantheon.serve.dry_run import dry_run
 from pantheon.serve.flags import add_serve_parser
 from pantheon.serve.flags_batch import batch_config, users
-from pantheon.serve.http_server import PantheonServer
+from pantheon.serve.listeners import Listeners
 from pantheon.serve.loading import LoadOptions, ModelSpec, StartUp, free
 from pantheon.serve.registry import Registry
 from pantheon.serve.router_client import RouterClient, registered
@@ -58,17 +58,18 @@ def run_serve(args: argparse.Namespace) -> int:
     rows = flags.configuration(args, app.model_roots)
     if args.dry_run:
         return dry_run(app, specs, rows)
-    check_router(config.host)
+    check_router(config.host.split(",")[0])
     flags.log_configuration(rows, args.without_effect)
     # SimpleQueue.put may be called from a signal handler, whatever the main thread is doing
     events: queue.SimpleQueue[str] = queue.SimpleQueue()
     _on_signals(events)
     sys.setswitchinterval(SWITCH_S)
-    server = PantheonServer(build_router(app), config)
+    server = Listeners(build_router(app), config)
     start_up = StartUp(app.registry, specs, app.load_options)
-    with _watching(app), registered(app.registry, server.url, config.api_keys) as router:
+    with _watching(app), registered(app.registry, server.urls[0], config.api_keys) as router:
         server.start()
-        _log.info("listening %s", log.fields(url=server.url))
+        for url in server.urls:
+            _log.info("listening %s", log.fields(url=url))
         start_up.start(lambda: events.put("loaded"), _reporter())
         code = _wait(events, start_up)
         if router is not None and code == 0:
@@ -116,7 +117,7 @@ def _watching(app: App) -> Iterator[None]:
         watch.stop()
 
 
-def _part(app: App, server: PantheonServer, router: RouterClient, events: queue.SimpleQueue[str]) -> None:
+def _part(app: App, server: Listeners, router: RouterClient, events: queue.SimpleQueue[str]) -> None:
     """Leave a router without losing what it still sends: tell it, then answer until nothing has come for a while.
 
     Ends early when a second signal comes.
@@ -152,7 +153,7 @@ def _wait(events: queue.SimpleQueue[str], start_up: StartUp) -> int:
             return 1
 
 
-def _stop(app: App, server: PantheonServer, start_up: StartUp, code: int) -> None:
+def _stop(app: App, server: Listeners, start_up: StartUp, code: int) -> None:
     """End what runs; what does not end in time is left to the end of the process."""
     deadline = time.monotonic() + STOP_S
     server.stop(STOP_S)

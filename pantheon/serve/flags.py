@@ -111,7 +111,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--model-root", action="append", default=[], metavar="DIR", help="folder that /admin/models/load may load from; may be repeated (default: the folders of the --model files)")  # fmt: skip # noqa: E501
     add("--strict-model", action="store_true", help="404 for a request that names another model, even if only one is loaded")  # fmt: skip # noqa: E501
     add("--port", type=whole(0, 65535), default=8201, help="port (default: 8201; 0 lets the system choose)")
-    add("--host", default="127.0.0.1", type=not_empty, help="address to listen on (default: 127.0.0.1)")
+    add("--host", default="127.0.0.1", type=not_empty, help="address to listen on, or several with commas (default: 127.0.0.1)")  # fmt: skip # noqa: E501
     add("--api-key", action="append", default=[], metavar="KEY", help="demand this key; may be repeated, or a list with commas")  # fmt: skip # noqa: E501
     add("--api-key-file", metavar="FILE", help="demand one of the keys in this file, one a line")
     add("--admin-key", metavar="KEY", help="demand this key on the admin routes, instead of loopback (default: PANTHEON_ADMIN_KEY)")  # fmt: skip # noqa: E501

@@ -41,16 +41,18 @@ def timings_of(
     The first token comes with the last forward of the prompt: it is no step of decoding, and no part of its rate.
     """
     steps = max(0, made - 1)
+    # rates are those of the rounded times, so that they can be checked
+    prompt_ms, predicted_ms = round(prompt_ms, 3), round(predicted_ms, 3)
     return {
         "cache_n": cached,
         "prompt_n": read,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": round(prompt_ms / read, 6) if read else 0.0,
-        "prompt_per_second": round(1000 * read / prompt_ms, 6) if prompt_ms > 0 else 0.0,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / read if read else 0.0,
+        "prompt_per_second": 1000 * read / prompt_ms if prompt_ms > 0 else 0.0,
         "predicted_n": made,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": round(predicted_ms / steps, 6) if steps else 0.0,
-        "predicted_per_second": round(1000 * steps / predicted_ms, 6) if steps and predicted_ms > 0 else 0.0,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / steps if steps else 0.0,
+        "predicted_per_second": 1000 * steps / predicted_ms if steps and predicted_ms > 0 else 0.0,
         "queue_ms": round(queue_ms, 3),
         "ttft_ms": round(ttft_ms, 3),
     }

@@ -22,7 +22,7 @@ EXPOSED_HEADERS = (
 )
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\[\]/:@]+)(?::[0-9]+)?", re.IGNORECASE)
-_DEFAULT_METHODS = "GET, HEAD, POST, OPTIONS"
+_DEFAULT_METHODS = "GET, POST, DELETE, OPTIONS"
 _DEFAULT_HEADERS = "Authorization, Content-Type, X-Session-Id"
 _METHOD_NAME = re.compile(r"[A-Za-z]{1,32}")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_,. \t]{1,4096}")
@@ -66,6 +66,13 @@ def _any_equal(given: Iterable[str], keys: Iterable[str]) -> bool:
     """Whether one of them is one of these; each pair is compared, and each in constant time."""
     pairs = [(one.encode("latin-1", "replace"), key.encode()) for one in given for key in keys]
     return any([hmac.compare_digest(one, key) for one, key in pairs])
+
+
+def _methods(asked: str) -> str:
+    """Those that are usual, and the one that was asked for; what a path takes is the router's to say."""
+    if asked in _DEFAULT_METHODS.split(", ") or not _METHOD_NAME.fullmatch(asked):
+        return _DEFAULT_METHODS
+    return f"{_DEFAULT_METHODS}, {asked}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ class Access:
         names = headers.get("access-control-request-headers") or ""
         granted = {
             "Access-Control-Allow-Origin": origin or "*",
-            "Access-Control-Allow-Methods": method if _METHOD_NAME.fullmatch(method) else _DEFAULT_METHODS,
+            "Access-Control-Allow-Methods": _methods(method),
             "Access-Control-Allow-Headers": names if _HEADER_NAMES.fullmatch(names) else _DEFAULT_HEADERS,
             "Access-Control-Max-Age": "86400",
             "Vary": "Origin",

@@ -278,7 +278,7 @@ def test_dry_run_prints_configuration_and_plan_and_starts_nothing_X09(
     def never(*args: Any) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr(command.PantheonServer, "__init__", never)
+    monkeypatch.setattr(command.Listeners, "__init__", never)
     monkeypatch.setattr(threading.Thread, "start", never)
     assert cli.main(["serve", "--dry-run", "--model", str(TINY), "--ctx", "64"]) == 0
     out = capsys.readouterr().out

@@ -234,7 +234,7 @@ def test_preflight_grants_what_is_asked_for() -> None:
     )
     granted = Access().preflight_headers("/v1/chat/completions", headers)
     assert granted["Access-Control-Allow-Headers"] == wanted
-    assert granted["Access-Control-Allow-Methods"] == "POST"
+    assert granted["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS"
     assert granted["Access-Control-Allow-Origin"] == "http://localhost:5173"
     assert granted["Access-Control-Allow-Credentials"] == "true"
     assert granted["Access-Control-Allow-Private-Network"] == "true" and int(granted["Access-Control-Max-Age"]) > 0
@@ -245,5 +245,9 @@ def test_preflight_without_an_origin_states_the_general_case() -> None:
     """M022."""
     granted = Access().preflight_headers("/anything", Headers())
     assert "POST" in granted["Access-Control-Allow-Methods"]
+    for asked, more in (("PATCH", ", PATCH"), ("HEAD", ", HEAD"), ("bad method", ""), ("", "")):
+        headers = Headers([("Access-Control-Request-Method", asked)])
+        found = Access().preflight_headers("/x", headers)["Access-Control-Allow-Methods"]
+        assert found == "GET, POST, DELETE, OPTIONS" + more
     assert "Authorization" in granted["Access-Control-Allow-Headers"]
     assert granted["Access-Control-Allow-Origin"] == "*" and "Access-Control-Allow-Credentials" not in granted
