@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.checkpoints import MOST, Checkpoints
 from pantheon.accel.executor import Columns, Progress, WeightSource
 from pantheon.accel.hidden import normed
 from pantheon.errors import ModelFileError
@@ -20,15 +21,21 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.ops import (
     Add,
     Attend,
+    Conv,
+    DeltaGates,
+    DeltaRule,
     Embed,
     ExpertMatMul,
     Gate,
     MatMul,
     Mix,
     Op,
+    Pick,
     RmsNorm,
     Rope,
     Route,
+    Sigmoid,
+    SoftCap,
     StoreKV,
 )
 from pantheon.plan.rope import RopeSpec, rope_table
@@ -57,25 +64,46 @@ class ReferenceState:
         dtype = np.float16 if kv_type is KVType.F16 else np.float32
         self.k = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.k_dim), dtype) for kv in plan.state.kv]
         self.v = [np.zeros((n_slots, n_ctx, kv.kv_heads, kv.v_dim), dtype) for kv in plan.state.kv]
+        self.can_truncate = not plan.state.recurrent
+        self.recurrent = np.zeros((n_slots, plan.state.recurrent_bytes // 4), np.float32)
+        self._points = Checkpoints(self.recurrent)
 
     def reset(self, slot: int) -> None:
         """Forget a conversation."""
         for rows in self.k + self.v:
             rows[slot] = 0
+        self._points.forget(slot)
 
     def truncate(self, slot: int, n: int) -> None:
-        """Keep the first n positions."""
+        """Keep the first n positions.  Raises ValueError for a recurrent state that was not remembered there."""
+        if not self.can_truncate:
+            self._points.take_back(slot, n)
         for rows in self.k + self.v:
             rows[slot, n:] = 0
 
     def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
         """Make target begin with source's first n positions, of which it has the first `first` already."""
+        if not self.can_truncate:
+            self._points.adopt(source, target, n)
         for rows in self.k + self.v:
             rows[target, first:n] = rows[source, first:n]
 
+    def note(self, columns: Columns) -> None:
+        """Remember where each slot stands.  Raises ValueError for columns that do not go on there, if they must."""
+        if not self.can_truncate:
+            self._points.go_on(columns.slots, columns.positions)
+
+    def checkpoint(self, slot: int, n: int) -> None:
+        """Remember how a slot stands after n positions."""
+        self._points.remember(slot, n)
+
+    def checkpoints(self, slot: int) -> list[int]:
+        """Where a slot can be taken back to."""
+        return self._points.positions(slot)
+
     def nbytes(self) -> int:
         """Bytes of all KV rows."""
-        return sum(rows.nbytes for rows in self.k + self.v)
+        return sum(rows.nbytes for rows in self.k + self.v) + (1 + MOST) * self.recurrent.nbytes
 
 
 class ReferenceRunner:
@@ -105,7 +133,8 @@ class ReferenceRunner:
         self._run: dict[type, Callable[[Any, _Call], None]] = {
             Embed: self._embed, RmsNorm: self._norm, MatMul: self._matmul, Rope: self._rope,
             StoreKV: self._store_kv, Attend: self._attend, Gate: self._gate, Add: self._add,
-            Route: self._route, ExpertMatMul: self._experts, Mix: self._mix,
+            Route: self._route, ExpertMatMul: self._experts, Mix: self._mix, Pick: self._pick, Sigmoid: self._sigmoid,
+            SoftCap: self._soft_cap, Conv: self._conv, DeltaGates: self._delta_gates, DeltaRule: self._delta_rule,
         }  # fmt: skip
 
     def _table(self, spec: RopeSpec) -> tuple[Array, Array, str]:
@@ -113,10 +142,10 @@ class ReferenceRunner:
         return (*rope_table(spec, self.n_ctx, self._tensors[name] if name else None), spec.pairing)
 
     def _matrix(self, w: Matrix) -> Array:
-        return self._tensors[w.tensor][w.first_row : w.first_row + w.rows]
+        return self._tensors[w.tensor].reshape(-1, w.cols)[w.first_row : w.first_row + w.rows]
 
     def _vector(self, w: Vector) -> Array:
-        return self._tensors[w.tensor][w.first : w.first + w.size]
+        return self._tensors[w.tensor].reshape(-1)[w.first :: w.step][: w.size]
 
     def new_state(self, n_slots: int, n_ctx: int) -> ReferenceState:
         """Fresh KV rows."""
@@ -124,9 +153,7 @@ class ReferenceRunner:
 
     def forward(self, state: Any, columns: Columns) -> Array:
         """float32 [n_wanted, n_vocab]."""
-        columns.check(self.plan.n_vocab, state.n_slots, min(state.n_ctx, self.n_ctx))
-        call = _Call(state, columns, [np.zeros((len(columns.tokens), b.width), np.float32) for b in self.plan.buffers])
-        self._ops(self.plan.body, call)
+        call = self._body(state, columns)
         wanted = columns.wanted
         if not len(wanted):
             return np.zeros((0, self.plan.n_vocab), np.float32)
@@ -136,11 +163,16 @@ class ReferenceRunner:
         self._ops(self.plan.head, call)
         return call.rows[self.plan.logits.index]
 
-    def hidden(self, state: Any, columns: Columns) -> Array:
-        """float32 [n_wanted, width]: behind the last norm."""
+    def _body(self, state: Any, columns: Columns) -> _Call:
         columns.check(self.plan.n_vocab, state.n_slots, min(state.n_ctx, self.n_ctx))
+        state.note(columns)
         call = _Call(state, columns, [np.zeros((len(columns.tokens), b.width), np.float32) for b in self.plan.buffers])
         self._ops(self.plan.body, call)
+        return call
+
+    def hidden(self, state: Any, columns: Columns) -> Array:
+        """float32 [n_wanted, width]: behind the last norm."""
+        call = self._body(state, columns)
         norm = self.plan.last_norm
         rows = call.rows[self.plan.hidden.index][columns.wanted]
         return normed(rows, norm, self._vector(norm.weight) if norm is not None else None)
@@ -202,6 +234,8 @@ class ReferenceRunner:
         g = call.get(op.gate).astype(np.float64)
         if op.act == "silu":
             act = g / (1.0 + np.exp(np.minimum(-g, 700.0)))
+        elif op.act == "sigmoid":
+            act = 1.0 / (1.0 + np.exp(np.minimum(-g, 700.0)))
         else:
             act = 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3)))
         call.put(op.out, act.astype(np.float32) * call.get(op.up))
@@ -232,6 +266,59 @@ class ReferenceRunner:
         parts = call.get(op.x).reshape(*shares.shape, op.out.width)
         call.put(op.out, call.get(op.out) + (parts * shares[..., None]).sum(axis=1))
 
+    def _pick(self, op: Pick, call: _Call) -> None:
+        heads = call.get(op.x).reshape(len(call.columns.tokens), -1, op.step)
+        call.put(op.out, heads[:, :, op.first : op.first + op.size].reshape(-1, op.out.width).copy())
+
+    def _sigmoid(self, op: Sigmoid, call: _Call) -> None:
+        call.put(op.x, _sigmoid(call.get(op.x)))
+
+    def _soft_cap(self, op: SoftCap, call: _Call) -> None:
+        call.put(op.x, (op.cap * np.tanh(call.get(op.x).astype(np.float64) / op.cap)).astype(np.float32))
+
+    def _recurrent(self, layer: int, state: ReferenceState, slot: int) -> tuple[Array, Array]:
+        """(past inputs [taps - 1, channels], S [heads, key_dim, value_dim]) of a slot: views."""
+        specs = self.plan.state.recurrent
+        spec, first = specs[layer], sum(other.floats for other in specs[:layer])
+        row = state.recurrent[slot, first : first + spec.floats]
+        past, matrices = row[: spec.conv_floats], row[spec.conv_floats :]
+        return past.reshape(-1, spec.channels), matrices.reshape(spec.heads, spec.key_dim, spec.value_dim)
+
+    def _conv(self, op: Conv, call: _Call) -> None:
+        taps, x = np.stack([self._vector(tap) for tap in op.taps]), call.get(op.x)
+        out = np.empty_like(call.get(op.out))
+        for c, slot in enumerate(call.columns.slots):
+            past, _ = self._recurrent(op.layer, call.state, slot)
+            window = np.concatenate([past, x[c : c + 1]])
+            out[c] = (taps * window).sum(axis=0)
+            past[:] = window[1:]
+        call.put(op.out, out * _sigmoid(out))
+
+    def _delta_gates(self, op: DeltaGates, call: _Call) -> None:
+        qkv, half = call.get(op.qkv), op.key_heads * op.dim
+        for first, scale in ((0, op.dim**-0.5), (half, 1.0)):
+            heads = qkv[:, first : first + half].reshape(-1, op.key_heads, op.dim)
+            length = np.sqrt(np.square(heads, dtype=np.float64).sum(axis=-1, keepdims=True) + op.eps)
+            qkv[:, first : first + half] = (heads * (scale / length)).reshape(-1, half)
+        call.put(op.beta, _sigmoid(call.get(op.beta)))
+        step = np.logaddexp(0.0, call.get(op.decay).astype(np.float64) + self._vector(op.bias))
+        call.put(op.decay, np.exp(self._vector(op.rate) * step).astype(np.float32))
+
+    def _delta_rule(self, op: DeltaRule, call: _Call) -> None:
+        spec = self.plan.state.recurrent[op.layer]
+        beta, decay = call.get(op.beta), call.get(op.decay)
+        width = op.key_heads * spec.key_dim
+        keys = np.arange(spec.heads) % op.key_heads
+        out = call.get(op.out)
+        for c, slot in enumerate(call.columns.slots):
+            _, s = self._recurrent(op.layer, call.state, slot)
+            q, k = (call.get(op.qkv)[c, at : at + width].reshape(-1, spec.key_dim)[keys] for at in (0, width))
+            v = call.get(op.qkv)[c, 2 * width :].reshape(spec.heads, spec.value_dim)
+            s *= decay[c, :, None, None]
+            delta = beta[c, :, None] * (v - np.einsum("hkv,hk->hv", s, k))
+            s += k[:, :, None] * delta[:, None, :]
+            out[c] = np.einsum("hkv,hk->hv", s, q).reshape(-1)
+
     def warm_up(self, progress: Progress | None = None) -> None:
         """Nothing to compile."""
 
@@ -246,6 +333,10 @@ class ReferenceRunner:
     def close(self) -> None:
         """Drop the weights."""
         self._tensors.clear()
+
+
+def _sigmoid(x: Array) -> Array:
+    return (1.0 / (1.0 + np.exp(np.minimum(-x.astype(np.float64), 700.0)))).astype(np.float32)
 
 
 class _Call:

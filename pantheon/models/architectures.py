@@ -15,6 +15,8 @@ _MODULES = {
     "phi3": "pantheon.models.phi3",
     "qwen2": "pantheon.models.qwen2",
     "qwen3": "pantheon.models.qwen3",
+    "qwen35": "pantheon.models.qwen35",
+    "qwen35moe": "pantheon.models.qwen35",
     "qwen3moe": "pantheon.models.qwen3moe",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, rope_spec
 from pantheon.models.layers import Decoder, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Add, Embed
+from pantheon.plan.ops import Add, Embed, SoftCap
 from pantheon.plan.rope import RopeSpec
 from pantheon.plan.state_spec import KVSpec, StateSpec
 
@@ -23,10 +23,9 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     cfg = Config.read(meta, shapes)
     window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 30)
     local = meta.layer_flags("attention.sliding_window_pattern", cfg.n_layer, 6)
-    if meta.number("final_logit_softcapping", 0.0):
-        raise ModelConfigError(
-            "gemma3 files with a final softcap are not supported yet", param="gemma3.final_logit_softcapping"
-        )
+    cap = meta.number("final_logit_softcapping", 0.0)
+    if cap < 0:
+        raise ModelConfigError(f"gemma3.final_logit_softcapping is {cap:g}", param="gemma3.final_logit_softcapping")
     build, weights = PlanBuilder(), Weights(shapes)
     net = Decoder(build, weights, cfg)
     near = build.rope(RopeSpec(cfg.n_rot, meta.number("rope.freq_base_swa", 10000.0), "neox"))
@@ -49,5 +48,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
         net.norm(net.normed, f"{at}.post_ffw_norm.weight", net.normed)
         build.add(Add(net.x, net.normed, net.x))
     logits = net.output_head()
+    if cap:
+        build.add(SoftCap(logits, cap))
     state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
     return build.finish("gemma3", cfg.n_vocab, cfg.n_ctx_train, logits, state)

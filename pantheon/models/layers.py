@@ -129,6 +129,11 @@ class Decoder:
         weight = self.weights.matrix(f"{at}.weight", out.width, x.width)
         self.build.add(MatMul(weight, x, out, self.weights.bias(f"{at}.bias", out.width), add))
 
+    def project_one(self, name: str, x: Buffer, out: Buffer) -> None:
+        """out, one wide = w . x, of a weight that is a vector in the file."""
+        tensor_shape(self.weights.shapes, name, (x.width,))
+        self.build.add(MatMul(Matrix(name, 1, x.width), x, out))
+
     def gated_ffn(self, at: str, act: Literal["silu", "gelu"]) -> None:
         """gate <- act(gate(normed)) * up(normed); the caller projects `gate` down."""
         self.project(f"{at}.ffn_gate", self.normed, self.gate, add=False)

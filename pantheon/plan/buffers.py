@@ -36,8 +36,9 @@ class Experts(Matrix):
 
 @dataclass(frozen=True)
 class Vector:
-    """`size` values from `first` of a 1-D tensor (norm weight, bias); used as float32."""
+    """`size` values from `first` of a tensor (norm weight, bias), every `step`-th one; used as float32."""
 
     tensor: str
     size: int
     first: int = 0
+    step: int = 1

@@ -48,8 +48,9 @@ class Plan:
 
     def vectors(self) -> list[Vector]:
         """Every norm weight and bias once, in the order of first use."""
-        found = [value for op in self.ops() for value in vars(op).values() if isinstance(value, Vector)]
-        return list(dict.fromkeys(found))
+        values = [value for op in self.ops() for value in vars(op).values()]
+        flat = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+        return list(dict.fromkeys(one for one in flat if isinstance(one, Vector)))
 
     def column_bytes(self) -> int:
         """Activation bytes of one column (the logits row is counted apart: only wanted columns have one)."""

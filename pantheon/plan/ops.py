@@ -1,4 +1,5 @@
-"""The op vocabulary.  Each op works on every column of a forward on its own, except `StoreKV` and `Attend`.
+"""The op vocabulary.  Each op works on every column of a forward on its own, except those on a state: `StoreKV`,
+`Attend`, `Conv` and `DeltaRule`.
 
 Shapes: a buffer named in an op is float32 [n_columns, width].  An op may write the buffer that it reads.
 """
@@ -91,12 +92,12 @@ class Attend:
 
 @dataclass(frozen=True)
 class Gate:
-    """out = act(gate) * up, elementwise; silu(x) = x / (1 + e^-x), gelu = the tanh form."""
+    """out = act(gate) * up, elementwise; sigmoid(x) = 1 / (1 + e^-x), silu(x) = x sigmoid(x), gelu = the tanh form."""
 
     gate: Buffer
     up: Buffer
     out: Buffer
-    act: Literal["silu", "gelu"] = "silu"
+    act: Literal["silu", "gelu", "sigmoid"] = "silu"
 
 
 @dataclass(frozen=True)
@@ -144,4 +145,75 @@ class Mix:
     out: Buffer
 
 
-Op = Embed | RmsNorm | MatMul | Rope | StoreKV | Attend | Gate | Add | Route | ExpertMatMul | Mix
+@dataclass(frozen=True)
+class Pick:
+    """out[:, h * size + i] = x[:, h * step + first + i]: a part, size wide, of each head, step wide."""
+
+    x: Buffer
+    out: Buffer
+    first: int
+    size: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """x = 1 / (1 + e^-x) in place."""
+
+    x: Buffer
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """x = cap tanh(x / cap) in place."""
+
+    x: Buffer
+    cap: float
+
+
+@dataclass(frozen=True)
+class Conv:
+    """out = silu(sum over j of taps[j] * the input len(taps) - 1 - j positions back), each channel on its own; inputs
+    before the first are 0 (ARCH.md §4.8).  Recurrent layer `layer`, before its DeltaRule."""
+
+    x: Buffer
+    taps: tuple[Vector, ...]
+    out: Buffer
+    layer: int
+
+
+@dataclass(frozen=True)
+class DeltaGates:
+    """In place: qkv = [q | k | v] with key_heads, key_heads and value heads of `dim`: each head of q and k divided by
+    sqrt(sum of squares + eps), q by sqrt(dim) as well; beta = sigmoid(beta); decay = e^(rate * softplus(decay + bias)).
+    """
+
+    qkv: Buffer
+    beta: Buffer
+    decay: Buffer
+    rate: Vector
+    bias: Vector
+    key_heads: int
+    dim: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """The gated delta rule (Yang et al. 2024) of each value head h, with q and k of head h mod key_heads, on its S:
+
+    S = decay S; S += k (beta (v - S^T k))^T; out = S^T q.  The columns of a slot one after the other, in order.
+    """
+
+    qkv: Buffer
+    beta: Buffer
+    decay: Buffer
+    out: Buffer
+    layer: int
+    key_heads: int
+
+
+Op = (
+    Embed | RmsNorm | MatMul | Rope | StoreKV | Attend | Gate | Add | Pick | Sigmoid | SoftCap
+    | Route | ExpertMatMul | Mix | Conv | DeltaGates | DeltaRule
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What one conversation owns: KV rows per layer (later: conv and recurrent state), and what that costs in bytes."""
+"""What one conversation owns: KV rows and recurrent state per layer, and what that costs in bytes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,39 @@ class KVSpec:
 
 
 @dataclass(frozen=True)
+class RecurrentSpec:
+    """One recurrent layer, float32: the last `taps` - 1 inputs of `channels` channels of a convolution, oldest first;
+    then for each of `heads` heads a matrix of key_dim x value_dim."""
+
+    channels: int
+    taps: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def conv_floats(self) -> int:
+        """Values of the convolution's past."""
+        return (self.taps - 1) * self.channels
+
+    @property
+    def floats(self) -> int:
+        """Values of the layer."""
+        return self.conv_floats + self.heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True)
 class StateSpec:
-    """`kv[layer]` is what `StoreKV.layer` and `Attend.layer` index."""
+    """`kv[layer]` is what `StoreKV.layer` and `Attend.layer` index, `recurrent[layer]` what `Conv.layer` and
+    `DeltaRule.layer` do."""
 
     kv: tuple[KVSpec, ...]
+    recurrent: tuple[RecurrentSpec, ...] = ()
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """What one slot costs however long its conversation is."""
+        return 4 * sum(layer.floats for layer in self.recurrent)
 
     def bytes_per_token(self, kv_type: KVType) -> int:
         """KV bytes that one more position of one slot costs."""
@@ -46,4 +75,4 @@ class StateSpec:
 
     def slot_bytes(self, kv_type: KVType, n_ctx: int) -> int:
         """Bytes of one slot that can hold n_ctx positions."""
-        return self.bytes_per_token(kv_type) * n_ctx
+        return self.bytes_per_token(kv_type) * n_ctx + self.recurrent_bytes

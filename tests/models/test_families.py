@@ -8,7 +8,8 @@ import pytest
 
 from pantheon.models.architectures import make_plan
 from pantheon.models.config import ModelConfigError
-from pantheon.plan.ops import Attend, ExpertMatMul, Rope, Route
+from pantheon.plan.ops import Attend, DeltaRule, ExpertMatMul, Rope, Route, SoftCap
+from pantheon.plan.state_spec import KVType
 
 D, FF, HEADS, KV, DIM, VOCAB, LAYERS = 32, 48, 4, 2, 16, 60, 7
 EXPERTS, USED = 4, 2
@@ -51,15 +52,46 @@ def ops(plan: Any, kind: type) -> list[Any]:
     return [op for op in plan.ops() if isinstance(op, kind)]
 
 
-ARCHES = ("qwen2", "qwen3", "phi3", "gemma3", "qwen3moe", "llama")
+def hybrid(arch: str, **changes: Any) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """qwen35 or qwen35moe: 7 blocks, of which the fourth attends."""
+    ssm = {
+        "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64,
+    }  # fmt: skip
+    moe = {"expert_count": EXPERTS, "expert_used_count": USED, "expert_feed_forward_length": FF}
+    more = ssm | (moe | {"expert_shared_feed_forward_length": FF} if arch == "qwen35moe" else {}) | changes
+    metadata, shapes = file(arch, **more)
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("blk.")}
+    n = metadata[f"{arch}.block_count"]
+    for layer in range(n):
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (D,), "post_attention_norm.weight": (D,)}
+        if (layer + 1) % 4 == 0:
+            q, kv = HEADS * DIM, KV * DIM
+            block |= {"attn_q.weight": (2 * q, D), "attn_k.weight": (kv, D), "attn_v.weight": (kv, D)}
+            block |= {"attn_output.weight": (D, q), "attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)}
+        else:
+            block |= {"attn_qkv.weight": (128, D), "attn_gate.weight": (64, D), "ssm_beta.weight": (4, D)}
+            block |= {"ssm_alpha.weight": (4, D), "ssm_conv1d.weight": (128, 4), "ssm_dt.bias": (4,), "ssm_a": (4,)}
+            block |= {"ssm_norm.weight": (16,), "ssm_out.weight": (D, 64)}
+        if arch == "qwen35moe":
+            block |= {"ffn_gate_exps.weight": (EXPERTS, FF, D), "ffn_up_exps.weight": (EXPERTS, FF, D)}
+            block |= {"ffn_down_exps.weight": (EXPERTS, D, FF), "ffn_gate_inp.weight": (EXPERTS, D)}
+            block |= {f"ffn_{name}_shexp.weight": (FF, D) for name in ("gate", "up")}
+            block |= {"ffn_down_shexp.weight": (D, FF), "ffn_gate_inp_shexp.weight": (D,)}
+        else:
+            block |= {"ffn_gate.weight": (FF, D), "ffn_up.weight": (FF, D), "ffn_down.weight": (D, FF)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    return metadata, shapes
+
+
+ARCHES = ("qwen2", "qwen3", "phi3", "gemma3", "qwen3moe", "llama", "qwen35", "qwen35moe")
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_tensor_of_a_block_is_asked_for_by_name(arch: str) -> None:
     """A missing one and one of another shape are each one error that names it."""
-    metadata, shapes = file(arch)
+    metadata, shapes = hybrid(arch) if arch.startswith("qwen35") else file(arch)
     make_plan(metadata, shapes)
-    for name in [name for name in shapes if name.startswith("blk.3.")]:
+    for name in [name for name in shapes if name.startswith(("blk.3.", "blk.4."))]:
         with pytest.raises(ModelConfigError, match=name):
             make_plan(metadata, {other: shape for other, shape in shapes.items() if other != name})
         wrong = (*shapes[name][:-1], shapes[name][-1] + 1)
@@ -91,6 +123,14 @@ def test_gemma3_without_a_window_is_global_everywhere() -> None:
     plan = make_plan(*file("gemma3"))
     assert {op.window for op in ops(plan, Attend)} == {0}
     assert ops(plan, Attend)[0].scale == DIM**-0.5
+
+
+def test_gemma3_caps_its_logits_when_the_file_says_so() -> None:
+    assert ops(make_plan(*file("gemma3")), SoftCap) == []
+    plan = make_plan(*file("gemma3", final_logit_softcapping=30.0))
+    assert plan.head[-1] == SoftCap(plan.logits, 30.0)
+    with pytest.raises(ModelConfigError, match="final_logit_softcapping"):
+        make_plan(*file("gemma3", final_logit_softcapping=-1.0))
 
 
 def test_phi3_takes_longrope_factors_by_the_configured_context() -> None:
@@ -137,3 +177,39 @@ def test_a_fused_gate_and_up_of_experts() -> None:
 def test_counts_of_experts_that_do_not_fit_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelConfigError, match=named):
         make_plan(*file("qwen3moe", **changes))
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_hybrids_attend_in_every_fourth_block_and_remember_in_the_others(arch: str) -> None:
+    plan = make_plan(*hybrid(arch))
+    assert (len(plan.state.kv), len(plan.state.recurrent)) == (1, 6)
+    assert [op.layer for op in ops(plan, DeltaRule)] == list(range(6))
+    assert plan.state.recurrent_bytes == 6 * 4 * (3 * 128 + 4 * 16 * 16)
+    assert plan.state.slot_bytes(KVType.F32, 10) == plan.state.recurrent_bytes + 10 * KV * 2 * DIM * 4
+
+
+def test_an_array_says_which_blocks_are_recurrent() -> None:
+    """Over all blocks; those that draft ahead come last and are skipped with whatever they hold."""
+    flags = [(layer + 1) % 4 != 0 for layer in range(7)] + [False]
+    metadata, shapes = hybrid("qwen35", attention__recurrent_layers=flags, full_attention_interval=2, block_count=8)
+    metadata |= {"qwen35.nextn_predict_layers": 1}
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("blk.7.")}
+    plan = make_plan(metadata, shapes | {"blk.7.nextn.eh_proj.weight": (D, 2 * D)})
+    assert (len(plan.state.kv), len(plan.state.recurrent)) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "named"),
+    [
+        ("qwen35", {"ssm__inner_size": 48}, "ssm.inner_size"),
+        ("qwen35", {"ssm__group_count": 3}, "ssm.inner_size"),
+        ("qwen35", {"ssm__conv_kernel": 1}, "ssm.conv_kernel"),
+        ("qwen35", {"ssm__state_size": None}, "ssm.state_size"),
+        ("qwen35", {"nextn_predict_layers": 7}, "nextn_predict_layers"),
+        ("qwen35", {"attention__recurrent_layers": [True]}, "recurrent_layers"),
+        ("qwen35moe", {"expert_count": None}, "expert_count"),
+    ],
+)
+def test_hybrid_metadata_that_does_not_fit_is_named(arch: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelConfigError, match=named):
+        make_plan(*hybrid(arch, **changes))

@@ -45,6 +45,10 @@ class Arena:
         self.used = start + round_up(nbytes, LINE)
         return self._bytes[start : start + nbytes]
 
+    def rows(self, n: int, stride: int, first: int, nbytes: int) -> NDArray[np.uint8]:
+        """A view of uint8 [n, nbytes]: from `first` on in each of n rows of `stride` bytes."""
+        return self._bytes[: n * stride].reshape(n, stride)[:, first : first + nbytes]
+
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy bytes within the arena; the two parts do not overlap."""
         self._bytes[target : target + nbytes] = self._bytes[source : source + nbytes]

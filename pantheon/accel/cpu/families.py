@@ -20,6 +20,7 @@ MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "team": ("walk", ()),
     "pack": ("packing", ()),
     "experts": ("experts", ()),
+    "recurrent": ("recurrent", ()),
     "read": ("reading", ()),
     "draw": ("draw", ()),
 }

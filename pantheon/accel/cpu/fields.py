@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # --- the context block: one forward -----------------------------------------------------------------------------
 C_COLUMNS, C_WANTED, C_TOKENS, C_SLOTS, C_POSITIONS, C_WANTS, C_KV, C_SLOT_BYTES, C_BLOCK_BYTES, C_ACT, \
-    C_SCRATCH, C_SCRATCH_BYTES, C_THREADS, C_MAX_TILE, C_SPANS, C_SPLIT_COLUMNS, C_PARTIALS = (
-    8 * i for i in range(17))  # fmt: skip
+    C_SCRATCH, C_SCRATCH_BYTES, C_THREADS, C_MAX_TILE, C_SPANS, C_SPLIT_COLUMNS, C_PARTIALS, \
+    C_RECURRENT = (
+    8 * i for i in range(18))  # fmt: skip
 CONTEXT_WORDS = 24
 
 # --- a phase of one job: next and done hold epoch << 32 | count, on lines of their own --------------------------

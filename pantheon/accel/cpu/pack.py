@@ -74,13 +74,14 @@ def row_bytes(raw: RawTensor) -> int:
 def check(raw: RawTensor, m: Matrix) -> None:
     """Raise ModelFileError unless the plan's matrix lies inside the tensor."""
     head = (m.experts,) if isinstance(m, Experts) else ()
-    if len(raw.shape) != len(head) + 2 or raw.shape[:-2] != head or raw.shape[-1] != m.cols or not (
-        0 <= m.first_row and 0 < m.rows and m.first_row + m.rows <= raw.shape[-2]
+    shape = (1, *raw.shape) if len(raw.shape) == 1 and not head and m.rows == 1 else raw.shape
+    if len(shape) != len(head) + 2 or shape[:-2] != head or shape[-1] != m.cols or not (
+        0 <= m.first_row and 0 < m.rows and m.first_row + m.rows <= shape[-2]
     ):  # fmt: skip
         wanted = f"rows {m.first_row}..{m.first_row + m.rows - 1} of {m.cols} values"
         wanted += f" of {head[0]} experts" if head else ""
         raise ModelFileError(f"tensor {raw.name}", f"shape {tuple(raw.shape)}, but the model needs {wanted}")
-    if raw.data.size != math.prod(raw.shape[:-1]) * row_bytes(raw):
+    if raw.data.size != math.prod(shape[:-1]) * row_bytes(raw):
         raise ModelFileError(f"tensor {raw.name}", f"{raw.data.size} bytes for shape {tuple(raw.shape)}")
 
 
@@ -144,9 +145,10 @@ def floats(raw: RawTensor, v: Vector) -> NDArray[np.float32]:
     size = FLOATS.get(raw.type_name, 0)
     if not size or flat.size != n * size:
         raise ModelFileError(f"tensor {raw.name}", f"type {raw.type_name} can not be a norm weight or bias")
-    if not (0 <= v.first and v.first + v.size <= n):
-        raise ModelFileError(f"tensor {raw.name}", f"{n} values, but the model needs {v.first}..{v.first + v.size - 1}")
-    part = flat[v.first * size : (v.first + v.size) * size].copy()
+    last = v.first + (v.size - 1) * v.step
+    if not (0 <= v.first and v.step > 0 and last < n):
+        raise ModelFileError(f"tensor {raw.name}", f"{n} values, but the model needs {v.first}..{last}")
+    part = flat.reshape(n, size)[v.first : last + 1 : v.step].reshape(-1)
     if raw.type_name == "F16":
         return part.view(np.float16).astype(np.float32)
     if raw.type_name == "BF16":

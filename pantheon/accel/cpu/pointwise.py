@@ -148,23 +148,67 @@ def _quantise():  # type: ignore[no-untyped-def]
     return quantise
 
 
-def _gate(GELU):  # type: ignore[no-untyped-def]
+def _gate(ACT):  # type: ignore[no-untyped-def]
     @cache.kernel
     def gate(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
-        """act(x) * y.  The tanh form of gelu is x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
+        """act(x) * y: silu, gelu or sigmoid.  The tanh form of gelu is x * sigmoid(2u), with
+        u = sqrt(2/pi) (x + 0.044715 x^3)."""
         x, y, out = _x(row, column), _y(row, column), _out(row, column)
         first, end = _span(ld_i64(row + O_N), part, phase)
         one = splat(float32(1))
         for i in range(2 * first, 2 * end):
             v = load_f32(x + 64 * i)
-            if GELU:
+            if ACT == 1:
                 cubic = mul(mul(v, v), v)
                 u = fma(cubic, splat(float32(-0.0713548162726009)), mul(v, splat(float32(-1.5957691216057308))))
             else:
                 u = sub(splat(float32(0)), v)
-            store_f32(out + 64 * i, mul(div(v, add(one, exp(u))), load_f32(y + 64 * i)))
+            top = one if ACT == 2 else v
+            store_f32(out + 64 * i, mul(div(top, add(one, exp(u))), load_f32(y + 64 * i)))
 
     return gate
+
+
+def _sigmoid():  # type: ignore[no-untyped-def]
+    @cache.kernel
+    def sigmoid(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
+        x, one = _x(row, column), splat(float32(1))
+        first, end = _span(ld_i64(row + O_N), part, phase)
+        for i in range(2 * first, 2 * end):
+            store_f32(x + 64 * i, div(one, add(one, exp(sub(splat(float32(0)), load_f32(x + 64 * i))))))
+
+    return sigmoid
+
+
+def _cap():  # type: ignore[no-untyped-def]
+    @cache.kernel
+    def cap(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
+        """c tanh(x / c) in place, as c (2 sigmoid(2x / c) - 1)."""
+        x, limit = _x(row, column), ld_f32(row + O_VALUE)
+        first, end = _span(ld_i64(row + O_N), part, phase)
+        one, two, c = splat(float32(1)), splat(float32(2)), splat(limit)
+        steep = splat(float32(-2) / limit)
+        for i in range(2 * first, 2 * end):
+            v = div(two, add(one, exp(mul(load_f32(x + 64 * i), steep))))
+            store_f32(x + 64 * i, mul(sub(v, one), c))
+
+    return cap
+
+
+def _pick():  # type: ignore[no-untyped-def]
+    @cache.kernel
+    def pick(row, ctx, thread, column, part, phase):  # type: ignore[no-untyped-def]
+        """O_A floats of each of O_N heads that are O_B wide, from O_C on."""
+        x, out, size = _x(row, column) + 4 * ld_i64(row + O_C), _out(row, column), ld_i64(row + O_A)
+        for _ in range(ld_i64(row + O_N)):
+            for i in range(0, size // 16 * 16, 16):
+                store_f32(out + 4 * i, load_f32(x + 4 * i))
+            for i in range(size // 16 * 16, size):
+                st_f32(out + 4 * i, ld_f32(x + 4 * i))
+            x += 4 * ld_i64(row + O_B)
+            out += 4 * size
+
+    return pick
 
 
 def _add():  # type: ignore[no-untyped-def]
@@ -238,6 +282,10 @@ _MAKERS = {
     "quantise": _quantise,
     "silu": lambda: _gate(0),
     "gelu": lambda: _gate(1),
+    "sigmoid": lambda: _gate(2),
+    "squash": _sigmoid,
+    "pick": _pick,
+    "cap": _cap,
     "add": _add,
     "gather": _gather,
     "copy": _copy,

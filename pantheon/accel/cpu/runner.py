@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.checkpoints import MOST, Checkpoints
 from pantheon.accel.cpu import fields as at
 from pantheon.accel.cpu import kernels, kv, sizes
 from pantheon.accel.cpu.arena import HUGE, Arena, address
@@ -43,10 +44,14 @@ class Weights:
 
 
 class CpuState:
-    """KV rows of n_slots conversations; memory is reserved, and costs pages only as positions are written."""
+    """KV rows and recurrent state of n_slots conversations; memory is reserved, and costs pages only as it is written.
+    """
 
-    def __init__(self, n_slots: int, n_ctx: int, slot_bytes: int, block_bytes: int, kv_type: KVType) -> None:
-        """slot_bytes: of one conversation; block_bytes: what kv.BLOCK positions of it take."""
+    def __init__(
+        self, n_slots: int, n_ctx: int, slot_bytes: int, block_bytes: int, kv_type: KVType, recurrent: tuple[int, int]
+    ) -> None:
+        """slot_bytes: of one conversation; block_bytes: what kv.BLOCK positions of it take; recurrent: where its
+        recurrent state begins, and its bytes."""
         if n_slots < 1 or n_ctx < 1:
             raise ValueError("a state needs at least one slot and one position")
         self.n_slots, self.n_ctx, self.kv_type = n_slots, n_ctx, kv_type
@@ -55,9 +60,15 @@ class CpuState:
         self._arena = Arena(max(4096, n_slots * slot_bytes), huge=slot_bytes >= HUGE)
         self.address = self._arena.address
         self._used = np.zeros(n_slots, np.int64)
+        self.recurrent_at, size = recurrent
+        self.can_truncate = not size
+        self._points = Checkpoints(self._arena.rows(n_slots, slot_bytes, self.recurrent_at, size).view(np.float32))
 
     def note(self, columns: Columns) -> None:
-        """Remember how far each slot was written."""
+        """Remember how far each slot was written.  Raises ValueError for columns that do not go on where a recurrent
+        state stands."""
+        if not self.can_truncate:
+            self._points.go_on(columns.slots, columns.positions)
         np.maximum.at(self._used, columns.slots, columns.positions + 1)
 
     def reset(self, slot: int) -> None:
@@ -67,23 +78,38 @@ class CpuState:
         if self._used[slot] * self.block_bytes > _DROP_BYTES * kv.BLOCK:
             self._arena.drop(slot * self.slot_bytes, self.slot_bytes)
         self._used[slot] = 0
+        if not self.can_truncate:
+            self._points.forget(slot)
 
     def truncate(self, slot: int, n: int) -> None:
-        """Keep the first n positions.  Reads are bounded by position, so that nothing need be done."""
+        """Keep the first n positions.  Reads are bounded by position, so that rows stay as they are.  Raises ValueError
+        for a recurrent state that was not remembered there."""
+        if not self.can_truncate:
+            self._points.take_back(slot, n)
+
+    def checkpoint(self, slot: int, n: int) -> None:
+        """Remember how a slot's recurrent state stands after n positions."""
+        self._points.remember(slot, n)
+
+    def checkpoints(self, slot: int) -> list[int]:
+        """Where a slot with recurrent state can be taken back to, ascending."""
+        return self._points.positions(slot)
 
     def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
         """Make target begin with source's first n positions, of which it has the first `first` already; whole blocks,
         since what lies behind n is never read."""
         if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
             raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
+        if not self.can_truncate:
+            self._points.adopt(source, target, n)
         skip = min(first, n) // kv.BLOCK * self.block_bytes
         nbytes = -(-n // kv.BLOCK) * self.block_bytes - skip
         self._arena.copy(source * self.slot_bytes + skip, target * self.slot_bytes + skip, nbytes)
         self._used[target] = max(self._used[target], n)
 
     def nbytes(self) -> int:
-        """Bytes reserved for this state."""
-        return self.n_slots * self.slot_bytes
+        """Bytes reserved for this state, with all that it may remember."""
+        return self.n_slots * self.slot_bytes + MOST * self._points.nbytes
 
 
 class CpuRunner:
@@ -160,7 +186,9 @@ class CpuRunner:
         if n_ctx > self.n_ctx:
             raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
         kind = kv_type or self.kv_type
-        return CpuState(n_slots, n_ctx, sizes.slot(self.plan, n_ctx, kind), self.variant(kind)._block_bytes, kind)
+        recurrent = sizes.recurrent_at(self.plan, n_ctx, kind), self.plan.state.recurrent_bytes
+        slot_bytes, block_bytes = sizes.slot(self.plan, n_ctx, kind), self.variant(kind)._block_bytes
+        return CpuState(n_slots, n_ctx, slot_bytes, block_bytes, kind, recurrent)
 
     def variant(self, kv_type: KVType) -> CpuRunner:
         """The same weights, tables and scratch, for states of another KV format; forwards find it by themselves."""
@@ -207,7 +235,7 @@ class CpuRunner:
             to[:n] = values
         ctx = self._ctx
         ctx[at.C_KV // 8], ctx[at.C_SLOT_BYTES // 8] = state.address, state.slot_bytes
-        ctx[at.C_BLOCK_BYTES // 8] = state.block_bytes
+        ctx[at.C_BLOCK_BYTES // 8], ctx[at.C_RECURRENT // 8] = state.block_bytes, state.recurrent_at
         if m <= MAX_WANTED:
             self._run(n, columns.wanted)
             return self._logits[:m]

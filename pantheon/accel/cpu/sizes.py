@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pantheon.accel.checkpoints import MOST
 from pantheon.accel.cpu import expert_table, kv
 from pantheon.accel.cpu import fields as at
 from pantheon.accel.cpu.arena import HUGE, LINE, round_up
@@ -110,9 +111,14 @@ def scratch(plan: Plan, n_ctx: int, threads: int, float_experts: bool) -> int:
 
 
 # --- KV ------------------------------------------------------------------------------------------------------------
+def recurrent_at(plan: Plan, n_ctx: int, kv_type: KVType) -> int:
+    """Where in a slot its recurrent state begins: behind the KV rows."""
+    return -(-n_ctx // kv.BLOCK) * kv.layers(plan, kv_type)[1]
+
+
 def slot(plan: Plan, n_ctx: int, kv_type: KVType) -> int:
-    """KV rows of one conversation of up to n_ctx positions."""
-    used = -(-n_ctx // kv.BLOCK) * kv.layers(plan, kv_type)[1]
+    """KV rows of one conversation of up to n_ctx positions, and its recurrent state."""
+    used = recurrent_at(plan, n_ctx, kv_type) + plan.state.recurrent_bytes
     return round_up(used, HUGE if used >= HUGE else _PAGE)
 
 
@@ -124,5 +130,5 @@ def predict(
         "weights": weights(plan, types),
         "scratch": scratch(plan, n_ctx, threads, has_float_experts(types)),
         "tables": tables(plan, n_ctx),
-        "kv": n_slots * slot(plan, n_ctx, kv_type),
+        "kv": n_slots * (slot(plan, n_ctx, kv_type) + MOST * plan.state.recurrent_bytes),
     }

@@ -24,22 +24,28 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.ops import (
     Add,
     Attend,
+    Conv,
+    DeltaGates,
+    DeltaRule,
     Embed,
     ExpertMatMul,
     Gate,
     MatMul,
     Mix,
     Op,
+    Pick,
     RmsNorm,
     Rope,
     Route,
+    Sigmoid,
+    SoftCap,
     StoreKV,
 )
-from pantheon.plan.state_spec import KVType
+from pantheon.plan.state_spec import KVType, RecurrentSpec
 
 #: a kernel by name: ("matmul", type, width), ("embed", type), ("attend" | "store", KV format), ("pointwise", name), …
 Key = tuple[str | int | bool, ...]
-_SPLITTABLE = {"quantise", "silu", "gelu", "add", "copy"}
+_SPLITTABLE = {"quantise", "silu", "gelu", "sigmoid", "squash", "cap", "add", "copy"}
 _COMBINE: Key = ("combine",)
 
 
@@ -139,7 +145,7 @@ class Builder:
                 self._expert_products(several)
                 i += len(several)
             else:
-                _need(not self._head or isinstance(op, RmsNorm | Gate | Add), f"{type(op).__name__} in the head")
+                _need(not self._head or isinstance(op, RmsNorm | Gate | Add | SoftCap), f"{type(op).__name__} in the head")
                 handler: Callable[[Op], None] = getattr(self, "_" + type(op).__name__.lower())
                 handler(op)
                 i += 1
@@ -221,6 +227,63 @@ class Builder:
         self.phases.append(Phase(at.ATTEND, self._head, [row], heads=op.kv_heads, split=group))
         # shares a phase with what follows: what was cut by positions becomes results
         self._append(_COMBINE, values | {at.O_Y: -(-op.out.width // 32)})
+
+    def _pick(self, op: Pick) -> None:
+        heads = op.x.width // op.step if op.step > 0 else 0
+        _need(heads > 0 and op.x.width == heads * op.step, f"{op.x.name}: not heads of {op.step}")
+        _need(op.out.width == heads * op.size, f"{op.out.name}: not heads of {op.size}")
+        _need(op.first >= 0 and 0 < op.size and op.first + op.size <= op.step, f"{op.x.name}: a part beyond its heads")
+        values = {at.O_N: heads, at.O_A: op.size, at.O_B: op.step, at.O_C: op.first}
+        self._column("pick", self._moved(op.x, op.out) | values)
+
+    def _sigmoid(self, op: Sigmoid) -> None:
+        self._column("squash", self._moved(op.x, op.x) | {at.O_N: stride(op.x.width) // 128})
+
+    def _softcap(self, op: SoftCap) -> None:
+        _need(op.cap > 0, "a cap that is not above 0")
+        self._column("cap", self._moved(op.x, op.x) | {at.O_N: stride(op.x.width) // 128, at.O_VALUE: bits(op.cap)})
+
+    # --- recurrent layers ---------------------------------------------------------------------------------------
+    def _past(self, layer: int) -> RecurrentSpec:
+        _need(0 <= layer < len(self.plan.state.recurrent), "no such recurrent layer")
+        return self.plan.state.recurrent[layer]
+
+    def _all_columns(self, key: Key, values: dict[int, int], groups: int) -> None:
+        """Work that is cut by groups, each over all columns in order: as a product is."""
+        row = Row([key] * len(self.widths), values | {at.O_FIRST_GROUP: 0, at.O_GROUPS: groups})
+        self.phases.append(Phase(at.MATMUL, self._head, [row], groups))
+
+    def _conv(self, op: Conv) -> None:
+        spec, taps = self._past(op.layer), [self.memory.vectors[tap] for tap in op.taps]
+        _need(op.x.width == op.out.width == spec.channels and op.out is not op.x, f"convolution of {op.x.name}: widths")
+        _need(len(taps) == spec.taps > 1 and spec.channels % 16 == 0, f"convolution of {op.x.name}: taps or channels")
+        _need(all(tap.size == spec.channels for tap in op.taps), f"convolution of {op.x.name}: taps of another size")
+        apart = taps[1] - taps[0]
+        _need(taps == [taps[0] + j * apart for j in range(len(taps))], "taps that do not lie one behind the other")
+        first = sum(other.floats for other in self.plan.state.recurrent[: op.layer])
+        values = self._moved(op.x, op.out) | {at.O_N: spec.channels, at.O_D: spec.taps, at.O_E: 4 * first}
+        self._all_columns(("recurrent", "conv"), values | {at.O_A: taps[0], at.O_B: apart}, spec.channels // 16)
+
+    def _deltagates(self, op: DeltaGates) -> None:
+        m, heads = self.memory, op.beta.width
+        _need(op.dim > 0 and op.dim % 16 == 0, "delta rule: heads are no multiple of 16 wide")
+        _need(op.qkv.width == (2 * op.key_heads + heads) * op.dim, f"{op.qkv.name}: another width")
+        _need(heads == op.decay.width == op.rate.size == op.bias.size, "delta rule: gates of another size")
+        values = self._moved(op.qkv, op.beta, op.decay) | {at.O_N: op.dim, at.O_B: op.key_heads, at.O_D: heads}
+        values |= {at.O_A: m.vectors[op.rate], at.O_C: m.vectors[op.bias], at.O_VALUE: bits(op.eps)}
+        self._append(("recurrent", "gates"), values)
+
+    def _deltarule(self, op: DeltaRule) -> None:
+        spec, m = self._past(op.layer), self.memory
+        dim, wide, heads = spec.key_dim, spec.value_dim, spec.heads
+        _need(dim % 4 == 0 and wide % 16 == 0 and op.key_heads > 0, "delta rule: widths of heads")
+        _need(op.qkv.width == 2 * op.key_heads * dim + heads * wide, f"{op.qkv.name}: another width")
+        _need(op.out.width == heads * wide and op.out is not op.qkv, f"{op.out.name}: another width")
+        _need(op.beta.width == op.decay.width == heads, "delta rule: gates of another size")
+        first = sum(other.floats for other in self.plan.state.recurrent[: op.layer])
+        values = self._moved(op.qkv, op.out, op.decay) | {at.O_N: dim, at.O_D: wide, at.O_B: op.key_heads}
+        values |= {at.O_C: m.buffers[op.beta.index], at.O_E: 4 * first, at.O_F: 4 * spec.conv_floats}
+        self._all_columns(("recurrent", "rule"), values, heads * wide // 16)
 
     # --- mixtures of experts ------------------------------------------------------------------------------------
     def _route(self, op: Route) -> None:

@@ -169,7 +169,7 @@ _ARM = """
 import platform
 platform.machine = lambda: "aarch64"
 import llvmlite.binding as llvm
-from pantheon.accel.cpu import cache, experts, families, kv, sync
+from pantheon.accel.cpu import cache, experts, families, kv, recurrent, sync
 from pantheon.accel.cpu.pointwise import _MAKERS
 
 # this machine's code generator runs as well and has no such word: one of its own stands in until the text is there
@@ -184,6 +184,7 @@ target = llvm.Target.from_triple("aarch64-unknown-linux-gnu")
 keys = [("matmul", t, 2) for t in ("Q8_0", "Q6_K", "IQ4_NL", "F16", "BF16", "F32")]
 keys += [("embed", t) for t in ("Q3_K", "IQ4_NL", "F16")] + [("pack", t) for t in ("Q6_K", "F16")]
 keys += [("pointwise", name) for name in _MAKERS] + [("experts", name) for name in experts._MAKERS]
+keys += [("recurrent", name) for name in recurrent._MAKERS]
 keys += [("combine",), ("team",), ("read",), ("draw",)]
 keys += [(name, fmt) for name in ("attend", "store") for fmt in range(len(kv.FORMATS))]
 assert {key[0] for key in keys} == set(families.MAKERS)

@@ -1,0 +1,77 @@
+"""Recurrent state of several conversations, and how it stood after so many positions.
+
+What recurrent layers keep is a sum over all that was read: it can not be cut, only taken back to where a copy was made.
+A conversation keeps its newest copies.  Must not know executors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: copies of one conversation: of its last two prompts, each before its last token and behind its last whole message
+MOST = 4
+
+
+class Checkpoints:
+    """Copies of rows of a float32 [n_slots, n] array, by slot and position.  Not safe to use from several threads."""
+
+    def __init__(self, rows: NDArray[np.float32]) -> None:
+        self._rows = rows
+        self._saved: list[dict[int, NDArray[np.float32]]] = [{} for _ in rows]
+        #: positions that each slot has read
+        self.stands_at = [0] * len(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows themselves."""
+        return self._rows.nbytes
+
+    def go_on(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
+        """These columns are read next.  Raises ValueError when a slot stands elsewhere."""
+        stands = self.stands_at.copy()
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            if position != stands[slot]:
+                raise ValueError(f"slot {slot} stands at {stands[slot]}, and can not go on at {position}")
+            stands[slot] = position + 1
+        self.stands_at = stands
+
+    def remember(self, slot: int, n: int) -> None:
+        """How the slot stands now, after n positions.  Raises ValueError when it stands elsewhere."""
+        if n != self.stands_at[slot] or n < 1:
+            raise ValueError(f"slot {slot} stands at {self.stands_at[slot]}, not at {n}")
+        saved = self._saved[slot]
+        saved.pop(n, None)
+        while len(saved) >= MOST:
+            del saved[next(iter(saved))]
+        saved[n] = self._rows[slot].copy()
+
+    def positions(self, slot: int) -> list[int]:
+        """Where a slot can be taken back to, ascending."""
+        return sorted(self._saved[slot])
+
+    def take_back(self, slot: int, n: int) -> None:
+        """Let the slot stand where it stood after n positions.  Raises ValueError when that is not known."""
+        if n != self.stands_at[slot]:
+            self._rows[slot] = self._copy(slot, n)
+            self.stands_at[slot] = n
+        self._saved[slot] = {at: copy for at, copy in self._saved[slot].items() if at <= n}
+
+    def adopt(self, source: int, target: int, n: int) -> None:
+        """Let target stand where source stood after n positions.  Raises ValueError when that is not known."""
+        known = self._copy(source, n) if n != self.stands_at[source] else self._rows[source].copy()
+        self._rows[target] = known
+        self.stands_at[target] = n
+        self._saved[target] = {n: known}
+
+    def forget(self, slot: int) -> None:
+        """Back to nothing."""
+        self._rows[slot] = 0
+        self.stands_at[slot] = 0
+        self._saved[slot].clear()
+
+    def _copy(self, slot: int, n: int) -> NDArray[np.float32]:
+        found = self._saved[slot].get(n)
+        if found is None:
+            raise ValueError(f"slot {slot} was not remembered after {n} positions")
+        return found
