@@ -145,8 +145,9 @@ class Builder:
                 self._expert_products(several)
                 i += len(several)
             else:
-                _need(not self._head or isinstance(op, RmsNorm | Gate | Add | SoftCap), f"{type(op).__name__} in the head")
-                handler: Callable[[Op], None] = getattr(self, "_" + type(op).__name__.lower())
+                kind = type(op).__name__
+                _need(not self._head or isinstance(op, RmsNorm | Gate | Add | SoftCap), f"{kind} in the head")
+                handler: Callable[[Op], None] = getattr(self, "_" + kind.lower())
                 handler(op)
                 i += 1
 
