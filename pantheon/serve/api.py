@@ -42,6 +42,7 @@ def build_router(app: App) -> Router:
         ("POST", "/v1/chat/completions", openai_chat.post_chat),
         ("POST", "/v1/completions", completions.post_completion),
         ("POST", "/v1/responses", responses_api.post_response),
+        ("POST", "/responses", responses_api.post_response),
         ("POST", "/v1/messages", messages_api.post_message),
         ("POST", "/v1/messages/count_tokens", messages_api.post_count_tokens),
         ("POST", "/completion", native_completion.post_completion),

@@ -56,6 +56,7 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     return_progress: bool = False
+    timings_per_token: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
     tool_name: str | None = None
@@ -90,6 +91,7 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         stream=fields.flag("stream", False),
         include_usage=include_usage(fields),
         return_progress=fields.flag("return_progress", False),
+        timings_per_token=fields.flag("timings_per_token", False),
         tools=tools,
         tool_choice=choice,
         tool_name=name,

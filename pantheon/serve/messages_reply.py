@@ -99,16 +99,20 @@ class MessagesReply:
         return self._take()
 
     def end(self, result: Result) -> Frames:
-        if not self._blocks and not self._kind and self._blank:
+        if not self._blocks:
+            # callers read the first block: an answer of blanks, or of nothing, has one too
             self._opened("text", {"type": "text", "text": ""})
-            self._piece(self._blank)
+            if self._blank:
+                self._piece(self._blank)
         self._close()
         stopped = getattr(result, "stop_word", None)
         reason = "stop_sequence" if stopped and result.finish_reason == "stop" else _REASONS[result.finish_reason]
         end = {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
         usage = _usage(result.prompt_tokens, result.cached_tokens, result.completion_tokens)
-        self._message |= {"content": self._blocks, **end, "usage": usage, **extras([result])}
-        self._emit("message_delta", delta=end, usage=usage, **extras([result]))
+        # timings are no part of this API: its clients know their own
+        capped = {key: value for key, value in extras([result]).items() if key != "timings"}
+        self._message |= {"content": self._blocks, **end, "usage": usage, **capped}
+        self._emit("message_delta", delta=end, usage=usage, **capped)
         self._emit("message_stop")
         return self._take()
 

@@ -17,8 +17,9 @@ from pantheon.serve.translated import named_as, same_fields, text_of
 #: fields of the chat request under the caller's names
 NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config", "response_format": "output_config"}
 _TEXTS = {"text": "text"}
+_RESULTS = {**_TEXTS, "tool_reference": "tool_name"}
 #: what a tool's answer may hold beside text, of which the model is told that it was there
-_UNREAD = ("image", "document", "search_result", "tool_reference")
+_UNREAD = ("image", "document", "search_result")
 #: blocks of tools that another server ran, and thoughts that only it can read
 _FOREIGN = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -129,14 +130,15 @@ def _user(message: Fields, role: str) -> list[Message]:
             told()
             found.append(_result(block))
         else:
-            raise block.fault("type", f"{of!r:.60} can't be used, this server reads text only")
+            why = "image input is not supported" if of == "image" else f"{of!r:.60} can't be used"
+            raise block.fault("type", f"{why}, this server reads text only")
     told()
     return found or [{"role": role, "content": ""}]
 
 
 def _result(block: Fields) -> Message:
     content = block.body.get("content")
-    text = "" if content is None else text_of(content, f"{block.prefix}content", _TEXTS, joint="\n", skip=_UNREAD)
+    text = "" if content is None else text_of(content, f"{block.prefix}content", _RESULTS, joint="\n", skip=_UNREAD)
     if block.flag("is_error", False) and not text:
         text = "error"
     return {"role": "tool", "tool_call_id": _required(block, "tool_use_id"), "content": text}
@@ -177,14 +179,18 @@ def _required(fields: Fields, name: str) -> str:
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]]:
-    """Functions; tools that Anthropic's servers run, or whose form only its models know, are left out."""
+    """Functions; tools that Anthropic's servers run, or whose form only its models know, are left out, and so are
+    deferred ones until a search has found them."""
     found = []
+    referred = _referred(fields.body.get("messages"))
     for i, item in enumerate(fields.items("tools")):
         at = f"tools[{i}]"
         if not isinstance(item, dict):
             raise BadRequest(f"{at}: must be an object, not {kind(item)}", param=at)
         tool = Fields(item, at + ".")
         if tool.text("type", "custom") != "custom":
+            continue
+        if tool.flag("defer_loading", False) and item.get("name") not in referred:
             continue
         if not tool.text("name"):
             raise tool.fault("name", "must be a non-empty string")
@@ -196,6 +202,17 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
             function["strict"] = True
         found.append({"type": "function", "function": function})
     return found
+
+
+def _referred(value: Any) -> set[Any]:
+    """The tools that results of searches name, wherever they stand."""
+    if isinstance(value, list):
+        return {name for item in value for name in _referred(item)}
+    if not isinstance(value, dict):
+        return set()
+    if value.get("type") == "tool_reference" and isinstance(value.get("tool_name"), str):
+        return {value["tool_name"]}
+    return _referred(value.get("content"))
 
 
 def _choice(fields: Fields) -> dict[str, Any]:

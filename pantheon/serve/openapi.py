@@ -121,6 +121,7 @@ SAME = {
     "/completions": "/completion",
     "/chat/completions": "/v1/chat/completions",
     "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+    "/responses": "/v1/responses",
     "/embeddings": "/embedding",
     "/reranking": "/rerank",
     "/v1/rerank": "/rerank",

@@ -50,6 +50,8 @@ RESPONSES: tables.Fields = (
     hint(text("conversation", "is refused")),
     hint(text("prompt", "is refused")),
     hint(flag("background", False, "`true` is refused")),
+    flag("return_progress", False, "`response.in_progress` events with `prompt_progress` while the prompt is read"),
+    flag("timings_per_token", False, "`timings` on every delta of text"),
     hint(integer("max_tool_calls", 1, _FAR, "is repeated in the answer, and changes nothing")),
     hint(text("service_tier", "the same")),
     hint(text("safety_identifier", "the same")),

@@ -111,6 +111,7 @@ CHAT: Fields = (
     members("chat_template_kwargs", "more variables of the chat template"),
     choice("truncation", ("disabled", "auto"), "`auto`: a conversation that is too long loses its oldest turns instead "
            "of being refused; system messages, tools and the last turn stay", "disabled"),
+    flag("timings_per_token", False, "`timings` on every chunk of a stream"),
     flag("return_progress", False, "a stream tells how far the prompt is read: chunks with `prompt_progress`, which "
          "has `total`, `cache`, `processed` (tokens) and `time_ms`"),
     *HELD,

@@ -15,4 +15,7 @@ def post_response(app: App, request: Request, responder: Responder) -> None:
     """Answer one request; errors and the end of the answer as `answer` says."""
     asked = parse_responses_request(request.json(), dict(request.headers), app.defaults.fill)
     with named_as(NAMES):
-        answer(app, asked.chat, responder, lambda mine, job: ResponsesReply(asked, mine.entry.name))
+        answer(
+            app, asked.chat, responder,
+            lambda mine, job: ResponsesReply(asked, mine.entry.name, mine.flight.timings),
+        )  # fmt: skip

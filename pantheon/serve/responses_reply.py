@@ -9,7 +9,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pantheon.errors import PantheonError
@@ -32,8 +32,11 @@ class ResponsesReply(Voice):
 
     closing = b""
 
-    def __init__(self, request: ResponsesRequest, model: str) -> None:
+    def __init__(self, request: ResponsesRequest, model: str, timings: Callable[[], Any] = dict) -> None:
+        """`timings`: how the answer goes, told with each delta of text when that was asked for."""
         self.voice: Voice = self
+        self.progress = self._progress if request.chat.return_progress else None
+        self._timings = timings if request.chat.timings_per_token else None
         self._request, self._streams = request, request.chat.stream
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._model = model
@@ -76,7 +79,7 @@ class ResponsesReply(Voice):
         more: Item = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {"completed_at": time.time()}
         status = "incomplete" if cut else "completed"
         self._final = self._response(status, usage=self._usage(result), **more, **extras([result]))
-        self._emit(f"response.{status}", response=self._final)
+        self._emit(f"response.{status}", response=self._final, timings=result.timings)
         return self._take()
 
     def close(self) -> Frames:
@@ -84,6 +87,10 @@ class ResponsesReply(Voice):
 
     def body(self) -> Item:
         return self._final
+
+    def _progress(self, report: Item) -> bytes:
+        self._emit("response.in_progress", response=self._response("in_progress"), prompt_progress=report)
+        return b"".join(self._take())
 
     # ---- as a voice
 
@@ -180,8 +187,9 @@ class ResponsesReply(Voice):
         item.logprobs += logprobs
         if not self._streams or not item.delta_event:
             return
-        if logprobs:
-            self._emit(item.delta_event, **item.at, delta=text, logprobs=logprobs)
+        if logprobs or self._timings is not None:
+            more = {"timings": self._timings()} if self._timings is not None else {}
+            self._emit(item.delta_event, **{**item.delta(text), **({"logprobs": logprobs} if logprobs else {})}, **more)
         else:
             self._emit_json(item.delta_event, item.form.fill(text))
 

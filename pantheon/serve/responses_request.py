@@ -92,7 +92,9 @@ def parse_responses_request(
     reasoning, text = Fields(fields.object("reasoning"), "reasoning."), Fields(fields.object("text"), "text.")
     include = fields.items("include")
     offered, tools = _tools(fields)
-    chat: dict[str, Any] = same_fields(body, "parallel_tool_calls", "truncation", "stop")
+    chat: dict[str, Any] = same_fields(
+        body, "parallel_tool_calls", "truncation", "stop", "return_progress", "timings_per_token"
+    )
     chat["messages"] = _messages(fields, {(tool.namespace, tool.name): name for name, tool in tools.items()})
     chat["tools"], chat["tool_choice"] = _choice(fields, offered, tools)
     chat["max_tokens"] = fields.integer("max_output_tokens", 1, 1 << 62, None)

@@ -143,9 +143,10 @@ def test_stop_sequences_and_length() -> None:
         assert (reply["stop_reason"], reply["stop_sequence"]) == ("max_tokens", None)
 
 
-def test_an_answer_without_text_has_no_blocks() -> None:
+def test_an_answer_without_text_has_an_empty_block() -> None:
+    """Callers read content[0].text."""
     with scripted() as api:
-        assert same(api)["content"] == []
+        assert same(api)["content"] == [{"type": "text", "text": ""}]
 
 
 def test_tokens_are_counted_without_generating() -> None:

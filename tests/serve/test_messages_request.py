@@ -80,6 +80,14 @@ def test_thinking_is_off_unless_asked_for(thinking: Any, on: bool) -> None:
     assert kwargs.get("thinking_budget") == (5 if thinking and "budget_tokens" in thinking else None)
 
 
+def test_deferred_tools_are_offered_once_a_search_has_found_them() -> None:
+    tools = [TOOL, {**TOOL, "name": "g", "defer_loading": True}]
+    found = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "g"}]}
+    assert [tool["function"]["name"] for tool in parse(tools=tools).tools] == ["f"]
+    chat = parse(tools=tools, messages=[*HI, {"role": "user", "content": [found]}])
+    assert [tool["function"]["name"] for tool in chat.tools] == ["f", "g"] and chat.messages[-1]["content"] == "g"
+
+
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [

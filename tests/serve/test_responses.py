@@ -182,6 +182,16 @@ def test_a_context_that_is_full_is_said_before_the_stream() -> None:
         assert answer.status == 400 and (error["code"], error["param"]) == ("context_length_exceeded", "input")
 
 
+def test_progress_and_timings_come_when_asked_for() -> None:
+    with scripted("a", "b") as api:
+        events = stream(api, return_progress=True, timings_per_token=True)
+        told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        assert told[-1]["processed"] == told[-1]["total"] > 0
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [event["timings"]["predicted_n"] for event in deltas] == [1, 2] and "timings" in events[-1]
+        assert api.post("/responses", {"input": "hi"}).status == 200
+
+
 def test_leaving_ends_the_generation() -> None:
     with scripted("a", eog=False) as api:
         sock = connect(api.server)
