@@ -24,7 +24,7 @@ RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM
 SOURCES    := pantheon tests tools $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow check bench bench-alone llama-suite fresh clean
+.PHONY: help setup serve chat test test-slow fuzz check bench bench-alone llama-suite fresh clean
 
 help: ## show this list
 	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
@@ -45,6 +45,9 @@ test: check ## checks and the whole test suite (ARGS="tests/text -k bpe")
 
 test-slow: check ## the tests above and the slow ones
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+fuzz: $(VENV)/.ready-dev ## 5,000 nearly right requests, others each time, to every POST route
+	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m slow tests/serve/test_mutations.py $(ARGS)
 
 check: $(VENV)/.ready-dev ## lint, types, layers
 	$(PY) -m ruff check --quiet $(RUFF_RULES) $(SOURCES)

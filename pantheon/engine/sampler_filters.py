@@ -15,14 +15,18 @@ Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+#: a smaller penalty would make an infinity of a logit, which is what a broken model looks like
+LEAST_PENALTY = 1e-30
+
+
 def penalise_repeats(row: Row, window: Ids, penalty: float) -> None:
     """Divide positive and multiply negative logits of the window's ids by `penalty`, once each, in place.
 
     Keskar et al. 2019 (CTRL) with llama.cpp's rule for negative logits.  An id that stands twice in the window gets
     the same value written twice, so no unique set is needed.
     """
-    values = row[window]
-    row[window] = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
+    values, by = row[window], np.float32(max(penalty, LEAST_PENALTY))
+    row[window] = np.where(values > 0, values / by, values * by)
 
 
 def subtract_counts(row: Row, counts: dict[int, int], presence: float, frequency: float) -> None:

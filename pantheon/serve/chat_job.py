@@ -16,7 +16,9 @@ from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
 from pantheon.serve.call_formats import ToolFormat, tool_format
 from pantheon.serve.chat_request import ChatRequest
+from pantheon.serve.constraint_fields import constraint_names
 from pantheon.serve.emitter import THOUGHT, thought_tags
+from pantheon.serve.translated import named_as
 from pantheon.text.cut import cut, steps
 
 if TYPE_CHECKING:
@@ -86,7 +88,8 @@ def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | N
             return None
         return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning, thought=thought)
 
-    new_constraint()
+    with named_as(constraint_names(request.response_format)):
+        new_constraint()
     return Job(
         prompt_ids=prompt.ids,
         params=request.params,

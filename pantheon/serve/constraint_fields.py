@@ -5,6 +5,7 @@ Pure; gives what engine.constraint.make_constraint takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pantheon.engine.gbnf import to_lark
@@ -17,5 +18,13 @@ def read_constraint(fields: Fields) -> dict[str, Any] | None:
     if fields.given("json_schema"):
         if grammar:
             raise fields.fault("grammar", "can not be combined with json_schema")
-        return {"type": "json_schema", "json_schema": {"schema": fields.object("json_schema")}}
-    return {"type": "grammar", "syntax": "lark", "grammar": to_lark(grammar)} if grammar else None
+        schema = fields.object("json_schema")
+        return {"type": "json_schema", "json_schema": {"schema": schema}, "field": "json_schema"}
+    if not grammar:
+        return None
+    return {"type": "grammar", "syntax": "lark", "grammar": to_lark(grammar), "field": "grammar"}
+
+
+def constraint_names(spec: Mapping[str, Any] | None) -> dict[str, str]:
+    """For `named_as`: the field that a fault of this constraint is told as one of."""
+    return {"response_format": spec["field"]} if spec and "field" in spec else {}

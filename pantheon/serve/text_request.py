@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pantheon.engine.constraint import make_constraint
 from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
+from pantheon.serve.constraint_fields import constraint_names
 from pantheon.serve.generation import Job, check_bias, room
 from pantheon.serve.placement import marks_of_text
 from pantheon.serve.request_fields import Fields, kind
+from pantheon.serve.translated import named_as
 from pantheon.text.prompt import check_least
 
 if TYPE_CHECKING:
@@ -169,7 +171,8 @@ def make_jobs(model: Model, asked: TextRequest, prompts: Sequence[Sequence[int]]
     def new_constraint() -> Constraint | None:
         return make_constraint(model.tokenizer, spec) if spec else None
 
-    new_constraint()
+    with named_as(constraint_names(spec)):
+        new_constraint()
     for ids in prompts:
         job = Job(
             prompt_ids=list(ids),

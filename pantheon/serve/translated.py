@@ -55,7 +55,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _renamed(message: str, ours: str, theirs: str) -> str:
-    return theirs + message.removeprefix(ours) if message.startswith(ours + ":") else message
+    return theirs + message.removeprefix(ours) if message.startswith((ours + ":", ours + " ")) else message
 
 
 def text_of(parts: Any, at: str, kinds: Mapping[str, str], *, joint: str = "", skip: Iterable[str] = ()) -> str:
