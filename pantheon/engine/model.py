@@ -20,6 +20,7 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.state_spec import KVType
 from pantheon.text.detokenizer import Detokenizer
 from pantheon.text.messages import normalise
+from pantheon.text.prefill import split_prefill
 from pantheon.text.prompt import Prompt, build_prompt
 from pantheon.text.stable_prefix import stable
 from pantheon.text.tokenizer import Tokenizer
@@ -165,13 +166,18 @@ class Model:
         messages: Any,
         tools: list[dict[str, Any]] | None = None,
         refuse_from: int | None = None,
+        continue_final: bool = False,
         **template_kwargs: Any,
     ) -> Prompt:
         """What this model reads for a conversation.  Raises BadRequest naming messages[i]…, or with the template's own
-        words when it refuses; `refuse_from`: see `build_prompt`.  Volatile lines are kept out [PN_STABLE_PREFIX]."""
+        words when it refuses; `refuse_from`: see `build_prompt`.  `continue_final`: a last message of the assistant is
+        how its answer begins.  Volatile lines are kept out [PN_STABLE_PREFIX]."""
         messages = stable(messages, settings.get("PN_STABLE_PREFIX"))
+        messages, prefill = split_prefill(messages) if continue_final else (messages, "")
         ready = normalise(messages, self.template, tools, **template_kwargs)
-        return build_prompt(self.tokenizer, self.template, ready, tools, refuse_from=refuse_from, **template_kwargs)
+        return build_prompt(
+            self.tokenizer, self.template, ready, tools, refuse_from=refuse_from, prefill=prefill, **template_kwargs
+        )
 
     def memory(self) -> dict[str, int]:
         """Bytes by part; `kv_per_token` is what one more position costs."""

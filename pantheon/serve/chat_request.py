@@ -28,6 +28,8 @@ _RESERVED_KWARGS = (
     "tools",
     "add_generation_prompt",
     "refuse_from",
+    "continue_final",
+    "prefill",
     "bos_token",
     "eos_token",
     "tokenizer",
@@ -43,7 +45,8 @@ class ChatRequest:
 
     `max_tokens` None means until the model ends or the window is full.  `tool_choice` is auto, none, required or
     named (then `tool_name` says which).  `truncate`: drop the oldest turns of a conversation that is too long, instead
-    of refusing it [X21].  `response_format` is None for text, else what make_constraint takes.
+    of refusing it [X21].  `template_kwargs`: what Model.prompt takes beside messages and tools.  `verbose`: the reply
+    shows the prompt.  `response_format` is None for text, else what make_constraint takes.
     """
 
     model: str | None
@@ -56,7 +59,6 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     return_progress: bool = False
-    timings_per_token: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
     tool_name: str | None = None
@@ -66,6 +68,7 @@ class ChatRequest:
     session_id: str | None = None
     ignore_eog: bool = False
     truncate: bool = False
+    verbose: bool = False
 
 
 def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> ChatRequest:
@@ -77,12 +80,12 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
     fields = Fields(json_object(body))
     if fields.given("functions"):
         raise fields.fault("functions", "is not supported; send tools instead")
-    tools = _tools(fields)
+    messages, tools = _messages(fields), _tools(fields)
     choice, name = _tool_choice(fields, tools)
     cap, cap_field = max_tokens(fields, "max_tokens", "max_completion_tokens")
     return ChatRequest(
         model=fields.text("model"),
-        messages=_messages(fields),
+        messages=messages,
         params=sampling_params(fields, _top_logprobs(fields)),
         max_tokens=cap,
         max_tokens_field=cap_field,
@@ -91,17 +94,31 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         stream=fields.flag("stream", False),
         include_usage=include_usage(fields),
         return_progress=fields.flag("return_progress", False),
-        timings_per_token=fields.flag("timings_per_token", False),
         tools=tools,
         tool_choice=choice,
         tool_name=name,
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
         response_format=_response_format(fields) or read_constraint(fields),
-        template_kwargs=_template_kwargs(fields),
+        template_kwargs=_template_kwargs(fields) | _continues(fields, messages),
         session_id=session_id(fields, headers or {}),
         ignore_eog=fields.flag("ignore_eos", False),
         truncate=_truncation(fields),
+        verbose=fields.flag("verbose", False),
     )
+
+
+def _continues(fields: Fields, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether a last message of the assistant is how its answer begins: yes, unless the body says otherwise."""
+    given = fields.given("continue_final_message")
+    go_on, begin = fields.flag("continue_final_message", True), fields.flag("add_generation_prompt", False)
+    if given and go_on and begin:
+        raise fields.fault("continue_final_message", "can not be combined with add_generation_prompt")
+    trailing = [message.get("role") for message in messages[-2:]]
+    if begin or not go_on or trailing[-1] != "assistant":
+        return {}
+    if trailing == ["assistant", "assistant"] and not messages[-1].get("tool_calls"):
+        raise fields.fault("messages", "ends with two messages of the assistant; which one is to be continued?")
+    return {"continue_final": True}
 
 
 def _truncation(fields: Fields) -> bool:

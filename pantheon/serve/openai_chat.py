@@ -9,9 +9,11 @@ from pantheon.serve import chat_reply as reply
 from pantheon.serve.answer import Frames, answer
 from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
-from pantheon.serve.generation import Logprob, Result, Step
+from pantheon.serve.generation import Job, Logprob, Result, Step
 from pantheon.serve.http_request import Request
+from pantheon.serve.native_settings import settings_of
 from pantheon.serve.routes import Responder
+from pantheon.serve.turn import Turn
 from pantheon.serve.voice import OPENAI, frame
 
 
@@ -19,7 +21,16 @@ def post_chat(app: App, request: Request, responder: Responder) -> None:
     """Answer one chat; errors and the end of the answer as `answer` says."""
     chat = parse_chat_request(app.defaults.fill(request.json()), dict(request.headers))
     kind = ChatStream if chat.stream else ChatWhole
-    answer(app, chat, responder, lambda mine, job: kind(chat, mine.entry.name))
+    answer(app, chat, responder, lambda mine, job: kind(chat, mine.entry.name, _inside(chat, mine, job)))
+
+
+def _inside(chat: ChatRequest, mine: Turn, job: Job) -> dict[str, Any]:
+    """What a verbose reply shows beside the answer, under llama-server's name."""
+    if not chat.verbose:
+        return {}
+    prompt = mine.model.detokenize(job.prompt_ids, special=True)
+    settings = settings_of(chat.params, chat.max_tokens, stream=chat.stream)
+    return {"__verbose": {"prompt": prompt, "generation_settings": settings}}
 
 
 class ChatWhole:
@@ -27,8 +38,9 @@ class ChatWhole:
 
     voice = OPENAI
 
-    def __init__(self, chat: ChatRequest, model: str) -> None:
-        self._envelope = reply.Envelope("chat.completion", model)
+    def __init__(self, chat: ChatRequest, model: str, more: dict[str, Any] | None = None) -> None:
+        """more: members of the reply beside the usual ones."""
+        self._envelope, self._more = reply.Envelope("chat.completion", model), more or {}
         self._with_logprobs = chat.params.top_logprobs is not None
         self._message = reply.Message()
         self._choices: list[dict[str, Any]] = []
@@ -51,7 +63,8 @@ class ChatWhole:
         return ()
 
     def body(self) -> dict[str, Any]:
-        return self._envelope.wrap(self._choices, usage=reply.usage(self._results), **reply.extras(self._results))
+        extras = reply.extras(self._results) | self._more
+        return self._envelope.wrap(self._choices, usage=reply.usage(self._results), **extras)
 
 
 class ChatStream:
@@ -59,8 +72,9 @@ class ChatStream:
 
     voice = OPENAI
 
-    def __init__(self, chat: ChatRequest, model: str) -> None:
-        self._envelope = reply.Envelope("chat.completion.chunk", model)
+    def __init__(self, chat: ChatRequest, model: str, more: dict[str, Any] | None = None) -> None:
+        """more: members of the last chunk of an answer beside the usual ones."""
+        self._envelope, self._more = reply.Envelope("chat.completion.chunk", model), more or {}
         self._include_usage = chat.include_usage
         self.progress = self._progress if chat.return_progress else None
         self._index = 0
@@ -86,7 +100,7 @@ class ChatStream:
     def end(self, result: Result) -> Frames:
         self._results.append(result)
         choice = reply.finish_choice(self._index, result, self._waiting)
-        return (self._frame(choice, **reply.extras(self._results)),)
+        return (self._frame(choice, **(reply.extras(self._results) | self._more)),)
 
     def close(self) -> Frames:
         usage = reply.usage(self._results)

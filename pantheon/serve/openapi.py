@@ -93,7 +93,7 @@ _ROWS: tuple[Route, ...] = (
     _post("/infill", "Fill a gap in a text", "native", native.INFILL, native.ANSWER, faults=(*_RUN, 501)),
     _post("/tokenize", "Token ids of a text", "native", native.TOKENIZE, {"tokens": [19556]}),
     _post("/detokenize", "The text of token ids", "native", native.DETOKENIZE, {"content": "Hello"}),
-    _post("/apply-template", "The prompt of a conversation, as text", "native", native.TEMPLATE + _CHAT,
+    _post("/apply-template", "The prompt of a conversation, as text", "native", _CHAT,
           {"prompt": "<|im_start|>user"}),
     _post("/v1/chat/completions/input_tokens", "How many tokens a conversation is", "native", _CHAT,
           {"object": "response.input_tokens", "input_tokens": 31}),

@@ -88,7 +88,7 @@ def integer(name: str, low: int, high: int, meaning: str, default: int | None = 
     return Field(name, {"type": "integer", "minimum": low, "maximum": high}, meaning, default)
 
 
-def flag(name: str, default: bool, meaning: str) -> Field:
+def flag(name: str, default: bool | None, meaning: str) -> Field:
     """true or false."""
     return Field(name, {"type": "boolean"}, meaning, default)
 

@@ -69,7 +69,6 @@ TOKENIZE: tables.Fields = (
     *tables.MODEL,
 )
 DETOKENIZE: tables.Fields = (array("tokens", {"type": "integer", "minimum": 0}, "token ids"), *tables.MODEL)
-TEMPLATE: tables.Fields = (flag("add_generation_prompt", True, "end where the model is to go on"),)
 
 _INPUT = [_STRING, _IDS, {"type": "array", "items": {"anyOf": [_STRING, _IDS, {"type": "object"}]}}, {"type": "object"}]
 EMBEDDINGS: tables.Fields = (

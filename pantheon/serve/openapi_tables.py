@@ -111,10 +111,14 @@ CHAT: Fields = (
     members("chat_template_kwargs", "more variables of the chat template"),
     choice("truncation", ("disabled", "auto"), "`auto`: a conversation that is too long loses its oldest turns instead "
            "of being refused; system messages, tools and the last turn stay", "disabled"),
-    flag("timings_per_token", False, "`timings` on every chunk of a stream"),
     flag("return_progress", False, "a stream tells how far the prompt is read: chunks with `prompt_progress`, which "
          "has `total`, `cache`, `processed` (tokens) and `time_ms`"),
     *HELD,
+    flag("continue_final_message", True, "a last message of the assistant is how its answer begins; `false`: it is a "
+         "turn like the others, and a new answer comes behind it"),
+    flag("add_generation_prompt", None, "`true` is the same as `continue_final_message: false`; in `/apply-template`, "
+         "`false` ends the prompt behind the last message"),
+    flag("verbose", False, "show the prompt that was read, as `__verbose.prompt`"),
     unread(text("user", "and other fields of OpenAI's API that change nothing here")),
 )  # fmt: skip
 
@@ -122,7 +126,7 @@ COMPLETION: Fields = (
     needed(either("prompt", [_STRING, _STRINGS, _TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS}],
                   "at most 32 texts, or token ids; control markers are parsed, and nothing is put around it")),
     integer("logprobs", 0, 5, "log probabilities, and of so many alternatives"),
-    flag("echo", False, "repeat the prompt; not with `logprobs` or `suffix`"),
+    flag("echo", False, "repeat the prompt, with `logprobs` also its own; not with `suffix`"),
     text("suffix", "what comes behind the gap that is to be filled, for models with fill-in-the-middle tokens"),
     integer("best_of", 1, 20, "make so many answers and keep the `n` likeliest; not streamed"),
     *HELD,

@@ -18,7 +18,7 @@ from pantheon.text.messages import Renders, fit, render
 from pantheon.text.prompt_guard import Guard, strings
 from pantheon.text.tokenizer import Tokenizer
 
-THINK = "<think>"
+THINK, THINK_END = "<think>", "</think>"
 _CHATML_OPENING = "<|im_start|>assistant\n"
 _TOOLS = re.compile(r"\btools\b")
 
@@ -39,10 +39,11 @@ def build_prompt(
     tools: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     refuse_from: int | None = None,
+    prefill: str = "",
     **kwargs: Any,
 ) -> Prompt:
     """Render and tokenise.  `refuse_from`: a text that can not have fewer tokens than these is refused unread
-    (BadRequest, context_length_exceeded).
+    (BadRequest, context_length_exceeded).  `prefill`: how the answer begins; it stands behind an open thought's end.
 
     Control markers in any string of messages, tools and kwargs stay text [B31]; the prompt begins with one BOS when
     the model wants one, whether or not the template prints it [B32].  Tools that the template has no words for are
@@ -51,13 +52,15 @@ def build_prompt(
     seams.hit("render")
     if tools and not _TOOLS.search(template.source):
         messages = fit(_with_tools(messages, tools), template, None, **kwargs)
-    guard = Guard(tokenizer.control_texts, [template.source, *strings([messages, tools, kwargs])])
+    guard = Guard(tokenizer.control_texts, [template.source, *strings([messages, tools, kwargs, prefill])])
     guarded = [_guard_message(guard, message) for message in messages]
     offered = guard.value(tools) if tools else None
     text = render(template, guarded, offered, add_generation_prompt, **guard.value(kwargs))
     text = guard.unescape(text)
     if _prefills_thought(text, kwargs) and add_generation_prompt:
         text += f"{THINK}\n"
+    if prefill:
+        text += (f"{THINK_END}\n\n" if text.rstrip().endswith(THINK) else "") + guard.value(prefill)
     if refuse_from is not None:
         check_least(tokenizer, text, refuse_from, "messages")
     ids = tokenizer.encode(text, add_special=False, parse_special=True, guard=guard.table)

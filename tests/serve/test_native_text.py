@@ -100,3 +100,24 @@ def test_no_adapters_and_no_code_models() -> None:
         ):
             answer = api.post("/infill", body)
             assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_last_message_of_the_assistant_is_how_the_answer_begins() -> None:
+    begun = [*USER, {"role": "assistant", "content": "So"}]
+    with scripted("x") as api:
+        prompts = [
+            api.post("/apply-template", {"messages": begun, **more}).json()["prompt"]
+            for more in ({}, {"continue_final_message": True}, {"continue_final_message": False})
+        ]
+        assert prompts[0] == prompts[1] and prompts[0].endswith("<|im_start|>assistant\nSo")
+        assert prompts[2].endswith("So<|im_end|>\n<|im_start|>assistant\n")
+        shown = api.whole(messages=begun, verbose=True)["__verbose"]
+        assert shown["prompt"] == prompts[0] and "__verbose" not in api.whole(messages=begun)
+        assert api.stream(messages=begun, verbose=True).chunks[-1]["__verbose"]["prompt"] == prompts[0]
+        both = {"continue_final_message": True, "add_generation_prompt": True}
+        for body, param in (
+            ({"messages": begun, **both}, "continue_final_message"),
+            ({"messages": [*begun, begun[-1]]}, "messages"),
+        ):
+            answer = api.chat(**body)
+            assert (answer.status, answer.json()["error"]["param"]) == (400, param)
