@@ -12,14 +12,17 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pantheon.engine import constraint_grammar as grammars
 from pantheon.engine.constraint_lazy import LazyConstraint
+from pantheon.engine.constraint_thought import ThoughtBudget
 from pantheon.engine.constraint_tools import openings, tools_grammar
 from pantheon.engine.sampler import Constraint
 from pantheon.errors import BadRequest, PantheonError
@@ -27,12 +30,47 @@ from pantheon.errors import BadRequest, PantheonError
 if TYPE_CHECKING:
     from pantheon.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 llguidance: Any = None
 # on an odd platform without a wheel everything else still works
 with contextlib.suppress(ImportError):
     llguidance = import_module("llguidance")
 
 _KEPT_GRAMMARS = 32
+
+
+class _Aside:
+    """Two threads that compute masks; daemons, since a mask that nobody waits for must not keep the process."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        #: guards _started
+        self._lock = threading.Lock()
+        self._started = False
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if not self._started:
+                self._started = True
+                for i in range(2):
+                    threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True).start()
+        self._jobs.put((future, job))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                future.set_result(job())
+            except Exception as fault:  # goes to whoever asks for the mask
+                future.set_exception(fault)
+            # a mask is not kept until the next one comes
+            del future, job
+
+
+_masks = _Aside()
 
 # guards _tables; held while one is built, never while grammars are compiled or masks computed
 _lock = threading.Lock()
@@ -110,52 +148,88 @@ def _lazy(
 
         return begin
 
-    def token_bytes(token: int) -> bytes:
-        return tokenizer.token_bytes(token, special=True) if token < tokenizer.n_vocab else b""
-
     return LazyConstraint(
         [(pattern, of(grammar)) for pattern, grammar in found],
-        token_bytes,
-        thought=(thought[0].strip().encode(), thought[1].encode()),
+        _token_bytes(tokenizer),
+        thought=_tags(thought),
         opens_reasoning=opens_reasoning,
     )
 
 
+def thought_budget(
+    tokenizer: Tokenizer,
+    budget: int,
+    inner: Constraint | None,
+    *,
+    opens_reasoning: bool,
+    thought: tuple[str, str] = ("<think>", "</think>"),
+) -> Constraint:
+    """`inner`, with a thought of at most `budget` tokens."""
+    closing = tokenizer.encode(thought[1], add_special=False, parse_special=True)
+    return ThoughtBudget(
+        budget, closing, _token_bytes(tokenizer), thought=_tags(thought), opens_reasoning=opens_reasoning, inner=inner
+    )
+
+
+def _token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """What a token adds to the text; a model may have more rows than its tokenizer has texts."""
+    return lambda token: tokenizer.token_bytes(token, special=True) if token < tokenizer.n_vocab else b""
+
+
+def _tags(thought: tuple[str, str]) -> tuple[bytes, bytes]:
+    return thought[0].strip().encode(), thought[1].encode()
+
+
 class GrammarConstraint:
-    """One answer under one grammar; a `sampler.Constraint`.  Not thread-safe: one owner."""
+    """One answer under one grammar; a `sampler.Constraint`.  Not thread-safe: one owner.
+
+    The mask of the next token is computed on a thread of its own as soon as a token is accepted, while the model's next
+    forward runs: the engine lets go of the interpreter for that.
+    """
 
     def __init__(self, matcher: Any, n_vocab: int, eog_ids: frozenset[int]) -> None:
         """`matcher` is an llguidance.LLMatcher of this answer's own."""
         self._matcher = matcher
         self._n_vocab = n_vocab
         self._eog_ids = eog_ids
-        self._ended = False
-        # one bit a token, in the 32-bit words that llguidance fills
-        self._words = np.zeros((n_vocab + 31) // 32, np.int32)
+        self._done = bool(matcher.is_stopped())
+        self._next: Future[NDArray[np.bool_]] | None = None
 
     def mask(self, logits: NDArray[np.float32]) -> None:
         """Set forbidden ids to -inf, in place; EOG tokens stay only where the grammar may end.
 
         Raises PantheonError when the grammar ran into a limit of the matcher.
         """
-        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        coming, self._next = self._next, None
+        forbidden = self._forbidden() if coming is None else coming.result()
         self._check()
-        forbidden = np.unpackbits((~self._words).view(np.uint8), count=self._n_vocab, bitorder="little").view(np.bool_)
         np.putmask(logits[: self._n_vocab], forbidden[: len(logits)], -np.inf)
         logits[self._n_vocab :] = -np.inf
 
     def accept(self, token: int) -> None:
         """Move on by one token.  Raises PantheonError for a token that the grammar does not allow."""
+        if self._next is not None:
+            self._next.result()
+            self._next = None
         if token in self._eog_ids and self._matcher.is_accepting():
-            self._ended = True
+            self._done = True
             return
         self._matcher.consume_token(token)
         self._check()
+        self._done = bool(self._matcher.is_stopped())
+        if not self._done:
+            self._next = _masks.submit(self._forbidden)
 
     @property
     def done(self) -> bool:
         """Only an EOG token could follow."""
-        return self._ended or bool(self._matcher.is_stopped())
+        return self._done
+
+    def _forbidden(self) -> NDArray[np.bool_]:
+        """[n_vocab]: what may not come next.  One bit a token comes from llguidance, in 32-bit words."""
+        words = np.zeros((self._n_vocab + 31) // 32, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return np.unpackbits((~words).view(np.uint8), count=self._n_vocab, bitorder="little").view(np.bool_)
 
     def _check(self) -> None:
         if self._matcher.is_error():

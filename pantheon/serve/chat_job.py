@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pantheon.engine.constraint import make_constraint
+from pantheon.engine.constraint import make_constraint, thought_budget
 from pantheon.engine.constraint_tools import is_strict, tool_syntax
 from pantheon.engine.generate import check_fits
 from pantheon.engine.sampler import Constraint, SamplingParams
@@ -84,9 +84,11 @@ def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | N
     spec = _constraint_spec(request, offered, tool_syntax(source))
 
     def new_constraint() -> Constraint | None:
-        if spec is None:
-            return None
-        return make_constraint(model.tokenizer, spec, opens_reasoning=prompt.opens_reasoning, thought=thought)
+        opens = prompt.opens_reasoning
+        inner = make_constraint(model.tokenizer, spec, opens_reasoning=opens, thought=thought) if spec else None
+        if request.thinking_budget is None:
+            return inner
+        return thought_budget(model.tokenizer, request.thinking_budget, inner, opens_reasoning=opens, thought=thought)
 
     with named_as(constraint_names(request.response_format)):
         new_constraint()
@@ -99,6 +101,7 @@ def prepare_chat(model: Model, request: ChatRequest, fit: Callable[[int, int | N
         tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
         max_calls=None if request.parallel_tool_calls else 1,
         opens_reasoning=prompt.opens_reasoning,
+        parse_reasoning=request.parse_reasoning,
         thought=thought,
         new_constraint=new_constraint,
         ignore_eog=request.ignore_eog,

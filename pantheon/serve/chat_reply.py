@@ -77,6 +77,7 @@ class Message:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
@@ -85,10 +86,10 @@ class Message:
             self.logprobs.append(step.logprob)
         for delta in step.deltas:
             if delta.channel == "call" and delta.name:
-                function = {"name": delta.name, "arguments": delta.text}
-                self.calls.append({"id": delta.call_id, "type": "function", "function": function})
+                self.calls.append({"id": delta.call_id, "type": "function", "function": {"name": delta.name}})
+                self.arguments.append([delta.text])
             elif delta.channel == "call":
-                self.calls[-1]["function"]["arguments"] += delta.text
+                self.arguments[-1].append(delta.text)
             else:
                 (self.content if delta.channel == "content" else self.reasoning).append(delta.text)
 
@@ -101,8 +102,21 @@ class Message:
         if self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
+            for call, pieces in zip(self.calls, self.arguments, strict=True):
+                call["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = self.calls
         return message
+
+
+def as_function_call(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice, whole or a chunk's, as clients of the first function-calling API read it."""
+    key = "message" if "message" in choice else "delta"
+    said = dict(choice[key])
+    calls = said.pop("tool_calls", None)
+    if calls:
+        said["function_call"] = calls[0]["function"]
+    reason = "function_call" if choice["finish_reason"] == "tool_calls" else choice["finish_reason"]
+    return {**choice, key: said, "finish_reason": reason}
 
 
 def choice(index: int, message: Message, result: Result, with_logprobs: bool) -> dict[str, Any]:

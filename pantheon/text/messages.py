@@ -108,7 +108,30 @@ def check(messages: Any) -> list[Message]:
     """Every message in one form: role, content text, and what else templates read.  Raises BadRequest."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(_modern(messages))]
+
+
+def _modern(messages: list[Any]) -> list[Any]:
+    """Calls and results of the first function-calling API, as tool calls and tool messages."""
+    if not any(isinstance(m, dict) and (m.get("role") == "function" or m.get("function_call")) for m in messages):
+        return messages
+    made: list[Any] = []
+    for i, message in enumerate(messages):
+        if isinstance(message, dict) and message.get("role") == "function":
+            made.append({**message, "role": "tool", "tool_call_id": f"call_{_asked(messages, i)}"})
+        elif isinstance(message, dict) and message.get("function_call") and not message.get("tool_calls"):
+            plain = {key: value for key, value in message.items() if key != "function_call"}
+            call = {"id": f"call_{i}", "type": "function", "function": message["function_call"]}
+            made.append({**plain, "tool_calls": [call]})
+        else:
+            made.append(message)
+    return made
+
+
+def _asked(messages: list[Any], i: int) -> int:
+    """Which message called the function whose result is messages[i]."""
+    earlier = reversed(list(enumerate(messages[:i])))
+    return next((j for j, message in earlier if isinstance(message, dict) and message.get("function_call")), i)
 
 
 def _message(message: Any, at: str) -> Message:

@@ -8,7 +8,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 NAMES = ("name", "city", "count", "tags", "größe", "is_done", 'q"uote', "a b", "items", "type", "id", "$x", "note")
-PATTERNS = (r"^[A-Z]{2,4}-\d{1,3}$", "^(red|green|blue)$", "^[a-z]+(_[a-z]+)?$", r"^\d{4}$", "^#[0-9a-f]{6}$", "^x?yz*$")
+PATTERNS = (r"^[A-Z]{2,4}-\d{1,3}$", "^(red|green)$", "^[a-z]+(_[a-z]+)?$", r"^\d{4}$", "^#[0-9a-f]{6}$", "^x?yz*$")
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator
 
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
@@ -49,7 +49,7 @@ def check(model: Model, seeds: range, max_tokens: int) -> int:
         text, reason = answer(model, schema, seed, max_tokens)
         if reason == "stop":
             ended += 1
-            validator = Draft202012Validator(schema, format_checker=FormatChecker())
+            validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
             faults = [fault.message for fault in validator.iter_errors(json.loads(text))]
             assert not faults, (seed, schema, text, faults)
     return ended

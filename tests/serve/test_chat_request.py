@@ -72,7 +72,7 @@ BAD = [
     ("response_format", {"type": ["text"]}),
     ("chat_template_kwargs", []), ("chat_template_kwargs", {"messages": []}), ("chat_template_kwargs", {"a b": 1}),
     ("reasoning_effort", "huge"), ("reasoning_effort", 5), ("enable_thinking", "no"),
-    ("model", 5), ("functions", [{"name": "f"}]),
+    ("model", 5), ("functions", [{"name": 5}]), ("reasoning_format", "x"), ("thinking_budget", "x"),
     ("messages", []), ("messages", None), ("messages", "hi"), ("messages", {}),
 ]  # fmt: skip
 
