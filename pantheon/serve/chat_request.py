@@ -47,6 +47,7 @@ class ChatRequest:
     named (then `tool_name` says which).  `truncate`: drop the oldest turns of a conversation that is too long, instead
     of refusing it [X21].  `template_kwargs`: what Model.prompt takes beside messages and tools.  `verbose`: the reply
     shows the prompt.  `response_format` is None for text, else what make_constraint takes.
+    `thinking_budget`: the most tokens of a thought.  `legacy_functions`: calls are told as `function_call`.
     """
 
     model: str | None
@@ -69,6 +70,9 @@ class ChatRequest:
     session_id: str | None = None
     ignore_eog: bool = False
     truncate: bool = False
+    parse_reasoning: bool = True
+    thinking_budget: int | None = None
+    legacy_functions: bool = False
     verbose: bool = False
 
 
@@ -78,11 +82,10 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
     Raises:
         BadRequest: `param` is the field at fault.
     """
-    fields = Fields(json_object(body))
-    if fields.given("functions"):
-        raise fields.fault("functions", "is not supported; send tools instead")
+    fields = _legacy(Fields(json_object(body)))
     messages, tools = _messages(fields), _tools(fields)
     choice, name = _tool_choice(fields, tools)
+    kwargs = _template_kwargs(fields)
     cap, cap_field = max_tokens(fields, "max_tokens", "max_completion_tokens")
     return ChatRequest(
         model=fields.text("model"),
@@ -96,15 +99,18 @@ def parse_chat_request(body: Any, headers: Mapping[str, str] | None = None) -> C
         include_usage=include_usage(fields),
         return_progress=fields.flag("return_progress", False),
         timings_per_token=fields.flag("timings_per_token", False),
-        tools=tools,
+        tools=_only_allowed(fields, tools),
         tool_choice=choice,
         tool_name=name,
         parallel_tool_calls=fields.flag("parallel_tool_calls", True),
         response_format=_response_format(fields) or read_constraint(fields),
-        template_kwargs=_template_kwargs(fields) | _continues(fields, messages),
+        template_kwargs=kwargs | _continues(fields, messages),
         session_id=session_id(fields, headers or {}),
         ignore_eog=fields.flag("ignore_eos", False),
         truncate=_truncation(fields),
+        parse_reasoning=_reasoning_format(fields),
+        thinking_budget=_thinking_budget(fields, kwargs),
+        legacy_functions=fields.body is not body,
         verbose=fields.flag("verbose", False),
     )
 
@@ -245,10 +251,13 @@ def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _tool_choice(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[str, str | None]:
     choice = fields.body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice = _allowed(fields, tools).get("mode", "auto")
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
     names = [tool["function"]["name"] for tool in tools]
-    if choice == "required":
+    # Mistral's word for it
+    if choice in ("required", "any"):
         if not tools:
             raise fields.fault("tool_choice", "is required, but there are no tools")
         return "required", None
@@ -261,6 +270,68 @@ def _tool_choice(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[str
     if name not in names:
         raise fields.fault("tool_choice", f"there is no tool named {name!r}")
     return "named", name
+
+
+def _allowed(fields: Fields, tools: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """What {"type": "allowed_tools"} holds: a mode, and some of the tools by name."""
+    choice = fields.body["tool_choice"]
+    inner = Fields(Fields(choice, "tool_choice.").object("allowed_tools") or choice, "tool_choice.")
+    known = {tool["function"]["name"] for tool in tools}
+    for tool in inner.items("tools"):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in known:
+            raise fields.fault("tool_choice", f"there is no tool named {name!r:.80}")
+    return dict(inner.body)
+
+
+def _only_allowed(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The tools without those that tool_choice leaves out."""
+    choice = fields.body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools
+    listed = Fields(_allowed(fields, tools)).items("tools")
+    names = {tool.get("function", tool)["name"] for tool in listed}
+    return tuple(tool for tool in tools if tool["function"]["name"] in names)
+
+
+def _legacy(fields: Fields) -> Fields:
+    """`functions` and `function_call`, as tools and tool_choice; the answer has them as it always has."""
+    functions, call = fields.items("functions"), fields.body.get("function_call")
+    if not functions and call is None:
+        return fields
+    if fields.given("tools") or fields.given("tool_choice"):
+        raise fields.fault("functions" if functions else "function_call", "can not be combined with tools")
+    for i, function in enumerate(functions):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise fields.fault("functions", f"[{i}].name must be a string")
+    if isinstance(call, dict):
+        call = {"type": "function", "function": call}
+    elif call not in (None, "auto", "none"):
+        raise fields.fault("function_call", "must be auto, none or an object that names a function")
+    tools = [{"type": "function", "function": function} for function in functions]
+    return Fields({**fields.body, "tools": tools, "tool_choice": call, "parallel_tool_calls": False})
+
+
+def _reasoning_format(fields: Fields) -> bool:
+    """Whether thoughts are told apart; llama-server's `none` leaves them in the text."""
+    wanted = fields.text("reasoning_format", "auto")
+    if wanted not in ("none", "auto", "deepseek", "deepseek-legacy"):
+        raise fields.fault("reasoning_format", "must be none, auto, deepseek or deepseek-legacy")
+    return wanted != "none"
+
+
+def _thinking_budget(fields: Fields, kwargs: Mapping[str, Any]) -> int | None:
+    """How many tokens a thought may have; -1 is no limit."""
+    for name in ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"):
+        if fields.given(name):
+            return _no_limit(fields.integer(name, -1, 1 << 62, None))
+    budget = kwargs.get("thinking_budget")
+    return _no_limit(budget) if isinstance(budget, int) and not isinstance(budget, bool) else None
+
+
+def _no_limit(budget: int | None) -> int | None:
+    return budget if budget is not None and budget >= 0 else None
 
 
 def _response_format(fields: Fields) -> dict[str, Any] | None:

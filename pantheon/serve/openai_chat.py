@@ -41,7 +41,7 @@ class ChatWhole:
     def __init__(self, chat: ChatRequest, model: str, more: dict[str, Any] | None = None) -> None:
         """more: members of the reply beside the usual ones."""
         self._envelope, self._more = reply.Envelope("chat.completion", model), more or {}
-        self._with_logprobs = chat.params.top_logprobs is not None
+        self._with_logprobs, self._legacy = chat.params.top_logprobs is not None, chat.legacy_functions
         self._message = reply.Message()
         self._choices: list[dict[str, Any]] = []
         self._results: list[Result] = []
@@ -55,7 +55,8 @@ class ChatWhole:
         return ()
 
     def end(self, result: Result) -> Frames:
-        self._choices.append(reply.choice(len(self._choices), self._message, result, self._with_logprobs))
+        choice = reply.choice(len(self._choices), self._message, result, self._with_logprobs)
+        self._choices.append(reply.as_function_call(choice) if self._legacy else choice)
         self._results.append(result)
         return ()
 
@@ -75,7 +76,7 @@ class ChatStream:
     def __init__(self, chat: ChatRequest, model: str, more: dict[str, Any] | None = None) -> None:
         """more: members of the last chunk of an answer beside the usual ones."""
         self._envelope, self._more = reply.Envelope("chat.completion.chunk", model), more or {}
-        self._include_usage = chat.include_usage
+        self._include_usage, self._legacy = chat.include_usage, chat.legacy_functions
         self.progress = self._progress if chat.return_progress else None
         self._index = 0
         self._texts = reply.TextChunks(self._envelope, 0)
@@ -113,4 +114,4 @@ class ChatStream:
         return self._frame(reply.empty_choice(self._index), prompt_progress=report)
 
     def _frame(self, choice: dict[str, Any], **more: Any) -> bytes:
-        return frame(self._envelope.wrap([choice], **more))
+        return frame(self._envelope.wrap([reply.as_function_call(choice) if self._legacy else choice], **more))

@@ -100,7 +100,8 @@ CHAT: Fields = (
     integer("top_logprobs", 0, 20, "and of so many alternatives; needs `logprobs`", 0),
     array("tools", object_of(_TOOL), "functions that the model may call"),
     either("tool_choice", [{"type": "string", "enum": ["none", "auto", "required"]}, {"type": "object"}],
-           "or `{\"type\": \"function\", \"function\": {\"name\": …}}`", "auto"),
+           "or `{\"type\": \"function\", \"function\": {\"name\": …}}`, or `{\"type\": \"allowed_tools\", \"mode\": …, "
+           "\"tools\": […]}`", "auto"),
     flag("parallel_tool_calls", True, "several calls in one answer"),
     members("response_format", "`type` is `text`, `json_object`, or `json_schema` with a schema that the answer is "
             "held to",
@@ -108,6 +109,15 @@ CHAT: Fields = (
     choice("reasoning_effort", ("none", "minimal", "low", "medium", "high", "xhigh", "max"), "for the chat template; "
            "`none` is also `enable_thinking: false`"),
     flag("enable_thinking", True, "for the chat template"),
+    choice("reasoning_format", ("auto", "deepseek", "deepseek-legacy", "none"), "`none` leaves thoughts in the "
+           "text, tags and all", "auto"),
+    integer("thinking_budget", -1, _FAR, "the most tokens of a thought, which is then closed; -1: no limit"),
+    integer("thinking_budget_tokens", -1, _FAR, "the same"),
+    integer("reasoning_budget", -1, _FAR, "the same"),
+    array("functions", object_of((needed(text("name", "")),)), "the first form of `tools`: calls are answered as "
+          "`function_call`; not with `tools`"),
+    either("function_call", [{"type": "string", "enum": ["none", "auto"]}, {"type": "object"}],
+           "the first form of `tool_choice`"),
     members("chat_template_kwargs", "more variables of the chat template"),
     choice("truncation", ("disabled", "auto"), "`auto`: a conversation that is too long loses its oldest turns instead "
            "of being refused; system messages, tools and the last turn stay", "disabled"),
