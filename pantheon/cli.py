@@ -1,4 +1,4 @@
-"""The command line: `pantheon serve | chat | generate | inspect | bench`.
+"""The command line: `pantheon serve | chat | generate | inspect | bench | perplexity | quantize`.
 
 Exit codes: 0 done, 1 a refusal (one line on stderr says why), 2 bad flags, 130 Ctrl-C.  Never a traceback, unless
 --debug asks for it.  The serving floor and the kernels are imported only by the command that needs them.
@@ -17,7 +17,7 @@ from pantheon import __version__, log, seams, settings
 from pantheon.commands import common
 from pantheon.errors import PantheonError
 
-COMMANDS = ("chat", "generate", "inspect", "bench")
+COMMANDS = ("chat", "generate", "inspect", "bench", "perplexity", "quantize")
 SERVE_HELP = "serve models over the OpenAI chat API"
 
 

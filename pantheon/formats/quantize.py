@@ -1,6 +1,6 @@
-"""NumPy quantisers of the types that tools and tests write: the plain ones, Q8_0 and Q4_0.
+"""NumPy quantisers of the types that `pantheon quantize` writes: the plain ones, Q8_0, Q4_0, Q4_K and Q6_K.
 
-The same codes as ggml's `quantize_row_*_ref`.  Not used to serve a model.
+Q8_0 and Q4_0 give the codes of ggml's `quantize_row_*_ref`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon.formats import quant
+from pantheon.formats import quant, quantize_k
 
-QUANTIZABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+QUANTIZABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+_K_TYPES = {"Q4_K": quantize_k.q4_k, "Q6_K": quantize_k.q6_k}
 
 
 def quantize(type_name: str, values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -29,6 +30,8 @@ def quantize(type_name: str, values: NDArray[np.float32]) -> NDArray[np.uint8]:
         return _q8_0(blocks)
     if type_name == "Q4_0":
         return _q4_0(blocks)
+    if type_name in _K_TYPES:
+        return _K_TYPES[type_name](blocks).reshape(-1)
     raise quant.UnsupportedType(f"weight type {type_name} can not be written; {', '.join(QUANTIZABLE)} can")
 
 

@@ -17,9 +17,11 @@ from pantheon.formats.quantize import QUANTIZABLE, quantize
 from tools import make_tiny_gguf as tiny
 
 TOOL = Path(tiny.__file__)
+#: of blocks of 32 at most: what gguf-py quantises too, and what the rows of the tiny models are made of
+SIMPLE = [name for name in QUANTIZABLE if not name.endswith("_K")]
 
 
-@pytest.mark.parametrize("name", QUANTIZABLE)
+@pytest.mark.parametrize("name", SIMPLE)
 def test_same_bytes_as_gguf_py(name: str) -> None:
     rows = np.random.default_rng(5).standard_normal((64, 96), dtype=np.float32)
     rows[3] = 0
@@ -36,13 +38,13 @@ def test_round_trip_is_as_close_as_the_type_allows(name: str, bits: int) -> None
 
 
 def test_refusals() -> None:
-    with pytest.raises(PantheonError, match="Q4_K can not be written"):
-        quantize("Q4_K", np.zeros((1, 256), np.float32))
+    with pytest.raises(PantheonError, match="Q5_K can not be written"):
+        quantize("Q5_K", np.zeros((1, 256), np.float32))
     with pytest.raises(ValueError, match="a row of 48 values"):
         quantize("Q8_0", np.zeros((2, 48), np.float32))
 
 
-@pytest.mark.parametrize("type_name", QUANTIZABLE)
+@pytest.mark.parametrize("type_name", SIMPLE)
 def test_tiny_llama_is_a_good_file_for_gguf_py_too(tmp_path: Path, type_name: str) -> None:
     shape = tiny.LlamaShape(type_name=type_name, tied=False, biases=True)
     path = tiny.write_tiny_llama(tmp_path / "t.gguf", shape)
