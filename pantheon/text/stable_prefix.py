@@ -15,7 +15,7 @@ Rule = Callable[[str], str]
 
 # What Claude Code puts before its prompt for the billing of Anthropic's own servers, which take it out again; version
 # and hash change with every request.  Only as the first line of a text.
-_ATTRIBUTION = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+_ATTRIBUTION = re.compile(r"\A(?:\s*x-anthropic-billing-header:[^\n]*(?:\n+|\Z))+")
 
 _CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?: ?[AaPp][Mm])?"
 _ZONE = r"(?: ?(?:Z\b|(?:UTC|GMT)?[+-]\d\d:?\d\d|UTC|GMT)(?: ?\([^()\n]{1,60}\))?)?"
