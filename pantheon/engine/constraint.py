@@ -37,7 +37,7 @@ llguidance: Any = None
 with contextlib.suppress(ImportError):
     llguidance = import_module("llguidance")
 
-_KEPT_GRAMMARS = 32
+_KEPT_GRAMMARS = 64
 
 
 class _Aside:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pantheon.engine.constraint_gemma import gemma_arguments
 from pantheon.engine.constraint_grammar import Marker, json_rule, quoted, renamed, response_grammar
+from pantheon.engine.constraint_limits import check_size
 from pantheon.engine.schema_types import resolved, types_of, values_of
 from pantheon.errors import BadRequest
 
@@ -68,6 +69,7 @@ def tools_grammar(spec: Mapping[str, Any], marker: Marker) -> str | None:
     chosen = _chosen_tools({**spec, "tool_choice": "required"} if form else spec)
     if chosen is None:
         return None
+    check_size([schema for _, schema in chosen], "tools")
     syntax = _syntax(spec)
     several = form is not None or spec.get("tool_choice") == "required"
     parallel = several and bool(spec.get("parallel_tool_calls", True))
@@ -96,6 +98,7 @@ def openings(spec: Mapping[str, Any], marker: Marker) -> list[tuple[re.Pattern[b
     strict = [is_strict(item) for item in listed]
     if not any(strict):
         return []
+    check_size([schema for _, schema in tools], "tools")
     loose: _Tool = ("", {"type": "object"})
     chosen = [tool if hard else (tool[0], loose[1]) for tool, hard in zip(tools, strict, strict=True)]
     syntax = _syntax(spec)
@@ -104,7 +107,7 @@ def openings(spec: Mapping[str, Any], marker: Marker) -> list[tuple[re.Pattern[b
         rules = f"start: {syntax.behind(_LEAD, True, marker)}\n{syntax.calls(chosen, marker)}"
         found = [(re.compile(re.escape(syntax.opening.encode())), rules)]
         if syntax.opening == "<tool_call>" and spec.get("syntax") == "xml":
-            found += [_bare_function(i, chosen, marker) for i in range(len(chosen))]
+            found += [_bare_function(tool, marker) for tool in chosen]
         return found
     return [_bare_json(tool) for tool in chosen]
 
@@ -124,11 +127,10 @@ def _bare_json(tool: _Tool) -> tuple[re.Pattern[bytes], str]:
     return begins, f'start: {middle} args "}}"\nargs: {json_rule(schema, "tools")}'
 
 
-def _bare_function(i: int, tools: Sequence[_Tool], marker: Marker) -> tuple[re.Pattern[bytes], str]:
+def _bare_function(tool: _Tool, marker: Marker) -> tuple[re.Pattern[bytes], str]:
     """Qwen3-Coder leaves its wrapper out at times."""
-    name = tools[i][0]
-    rules = _xml_calls(tools, marker).replace(quoted(f"<function={name}>\n"), _LEAD, 1)
-    return re.compile(re.escape(f"<function={name}>".encode())), f"start: call_{i}\n{rules}"
+    rules = _xml_calls([tool], marker).replace(quoted(f"<function={tool[0]}>\n"), _LEAD, 1)
+    return re.compile(re.escape(f"<function={tool[0]}>".encode())), f"start: call_0\n{rules}"
 
 
 def _syntax(spec: Mapping[str, Any]) -> _Syntax:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from pantheon.serve.call_formats import Grammar, Offered
+from pantheon.serve.call_xml import Grammar, Offered
 from pantheon.serve.scan import Ended, Malformed, Scan, Steps
 
 #: takes a piece: its channel, its text, and the name of the call that begins with it

@@ -39,6 +39,17 @@ def test_what_would_cost_too_much_is_refused(schema: Any, said: str) -> None:
     assert caught.value.param == "response_format" and len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize("kind", ["tools", "openings"])
+def test_the_tools_of_a_request_are_measured_together(kind: str) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "strict": True, "parameters": optional(MAX_OPTIONAL)}}
+        for i in range(9)
+    ]
+    with pytest.raises(BadRequest, match="too large") as caught:
+        make_constraint(TOKENIZER, {"type": kind, "tools": tools, "tool_choice": "required"})
+    assert caught.value.param == "tools"
+
+
 def test_ordinary_sizes_are_not() -> None:
     assert constraint(optional(120)) is not None
     assert constraint({"type": "number", "multipleOf": 0.25}) is not None
