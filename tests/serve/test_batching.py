@@ -18,6 +18,7 @@ from pantheon.mem.mem_state import Level
 from pantheon.serve.context import App
 from pantheon.serve.loading import free as free_entry
 from pantheon.serve.loading import unload
+from pantheon.serve.router_client import loads
 from pantheon.serve.seating import seat
 from tests.serve.api_server import answer_of, scripted, serving
 from tests.serve.batch_server import Later, Valve, batching
@@ -183,6 +184,8 @@ def test_replicas_share_the_load_and_a_full_one_is_passed_by_M104_X01() -> None:
         laters = [b.ask(max_tokens=2, session_id="s"), b.ask(max_tokens=2, session_id="s")]
         assert eventually(lambda: all(valve.begun for valve in valves))
         assert b.sched.load().wait_s > 0 and b.entry.wait_s(0.0) > 0
+        load = loads(b.api.app.registry.all_entries())["m"]
+        assert (load.in_flight, load.capacity) == (2, 2)
         refusal(b.api.chat(), 429, "queue_full")
         for valve in valves:
             valve.open()
