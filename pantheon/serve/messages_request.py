@@ -58,7 +58,10 @@ def parse_messages_request(
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:
-    """Thinking is off unless it is asked for, as with Anthropic: callers read the first block as the answer."""
+    """Thinking is off unless it is asked for, as with Anthropic: callers read the first block as the answer.
+
+    With `adaptive` (Claude Code) the model decides: its template's own way, no thought that is opened for it.
+    """
     thinking = Fields(fields.object("thinking"), "thinking.")
     of = thinking.text("type", "disabled")
     if of not in ("enabled", "disabled", "adaptive"):
@@ -67,7 +70,7 @@ def _thinking(fields: Fields) -> dict[str, Any]:
     kwargs = dict(fields.object("chat_template_kwargs"))
     if budget is not None and of == "enabled":
         kwargs.setdefault("thinking_budget", budget)
-    return {"enable_thinking": of != "disabled", "chat_template_kwargs": kwargs}
+    return {"enable_thinking": None if of == "adaptive" else of == "enabled", "chat_template_kwargs": kwargs}
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ _ASKED: tables.Fields = (
           "left out"),
     members("tool_choice", "`type` is `auto`, `any`, `tool` (with its `name`) or `none`; "
             "`disable_parallel_tool_use`"),
-    members("thinking", "`type` is `enabled`, `adaptive` or `disabled`: thoughts are off unless asked for; "
-            "`budget_tokens` goes to the chat template as `thinking_budget`"),
+    members("thinking", "`type` is `enabled`, `adaptive` or `disabled`: thoughts are off unless asked for, "
+            "and the model's own way with `adaptive`; `budget_tokens` goes to the chat template as `thinking_budget`"),
     array("stop_sequences", _STRING, "up to 16; they end the answer and are no part of it"),
     members("output_config", "`format` with a `schema` that the answer is held to; `effort` for the chat template"),
     members("output_format", "the same as `output_config.format`"),
