@@ -23,6 +23,7 @@ from pantheon.text.messages import normalise
 from pantheon.text.prefill import split_prefill
 from pantheon.text.prompt import Prompt, build_prompt
 from pantheon.text.stable_prefix import stable
+from pantheon.text.template_context import template_context
 from pantheon.text.tokenizer import Tokenizer
 
 
@@ -174,6 +175,7 @@ class Model:
         how its answer begins.  Volatile lines are kept out [PN_STABLE_PREFIX]."""
         messages = stable(messages, settings.get("PN_STABLE_PREFIX"))
         messages, prefill = split_prefill(messages) if continue_final else (messages, "")
+        template_kwargs = template_context(self.template.source, tools) | template_kwargs
         ready = normalise(messages, self.template, tools, **template_kwargs)
         return build_prompt(
             self.tokenizer, self.template, ready, tools, refuse_from=refuse_from, prefill=prefill, **template_kwargs

@@ -64,7 +64,7 @@ def post_detokenize(app: App, request: Request, responder: Responder) -> None:
 
 def post_apply_template(app: App, request: Request, responder: Responder) -> None:
     """The prompt that a chat with these fields would be read as, as text."""
-    body = request.json()
+    body = app.defaults.fill(request.json())
     wanted = Fields(body).flag("add_generation_prompt", True)
     chat = parse_chat_request(body)
     with looking(app, chat.model) as model:
@@ -74,7 +74,7 @@ def post_apply_template(app: App, request: Request, responder: Responder) -> Non
 
 def post_input_tokens(app: App, request: Request, responder: Responder) -> None:
     """How many tokens a chat would be read as."""
-    chat = parse_chat_request(request.json())
+    chat = parse_chat_request(app.defaults.fill(request.json()))
     with looking(app, chat.model) as model:
         count = len(render(model, chat).ids)
     responder.send_json(200, {"object": "response.input_tokens", "input_tokens": count})

@@ -87,6 +87,7 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "SUITE_SERVER": json.dumps(server),
+        "SUITE_OURS": json.dumps(not args.server),
         "SUITE_MODEL": str(Path(model).resolve()),
     }
 

@@ -4,6 +4,7 @@ Nothing of the suite is changed on disk: it starts each server with `utils.subpr
 name is replaced by one that rewrites the command.  Runs in the suite's environment: must not import pantheon.
 
 SUITE_SERVER: the command that stands in for llama-server, as JSON.  SUITE_MODEL: the model for every server.
+SUITE_OURS: `false` for a server that needs no flags of ours.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ def command(args: Sequence[str]) -> list[str]:
         else:
             kept.append(word)
     model = ["--model", os.environ["SUITE_MODEL"]] if asks_model and "--model" not in kept else []
-    return [*json.loads(os.environ["SUITE_SERVER"]), *model, *kept]
+    return [*json.loads(os.environ["SUITE_SERVER"]), *model, *kept, *_defaults(kept)]
+
+
+def _defaults(flags: Sequence[str]) -> list[str]:
+    """What llama-server does when a flag is missing and Pantheon, on purpose, does not."""
+    if not json.loads(os.environ.get("SUITE_OURS", "true")):
+        return []
+    metrics = [] if "--metrics" in flags else ["--no-metrics"]
+    origins = [] if "--cors-origins" in flags else ["--cors-origins", "*"]
+    return metrics + origins
 
 
 def _popen(args: Sequence[str], **more: Any) -> subprocess.Popen[bytes]:
