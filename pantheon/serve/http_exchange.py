@@ -27,8 +27,11 @@ from pantheon.serve.routes import Router, dispatch
 from pantheon.serve.sse import Pulse
 
 _LOG = log.logger("http")
-#: what orchestrators ask every few seconds; logged at debug
-_PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics"})
+#: what orchestrators and the status page ask every few seconds; logged at debug
+_PROBES = frozenset({
+    "/health", "/v1/health", "/ready", "/metrics", "/slots", "/v1/models", "/admin/models", "/admin/dies",
+    "/admin/memory", "/admin/sched",
+})  # fmt: skip
 #: characters of an error's message in the log
 _WHY = 200
 #: what a caller may name its request; anything else gets a name of ours

@@ -119,7 +119,10 @@ class Router:
 
 
 def _root(request: Request, responder: Responder) -> None:
-    responder.send_json(200, {"service": "pantheon", "status": "ok"})
+    """Says that the process lives; a browser is sent on to the status page."""
+    browser = "text/html" in (request.headers.get("Accept") or "")
+    status, more = (302, {"Location": "/ui"}) if browser else (200, {})
+    responder.send_json(status, {"service": "pantheon", "status": "ok"}, more)
 
 
 def dispatch(router: Router, request: Request, responder: Responder) -> bool:

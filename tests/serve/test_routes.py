@@ -14,6 +14,7 @@ from pantheon import seams
 from pantheon.errors import BadRequest, Busy, Cancelled, PantheonError, Unavailable
 from pantheon.serve.http_connection import Connection
 from pantheon.serve.http_errors import HttpError
+from pantheon.serve.http_request import Headers
 from pantheon.serve.routes import Handler, Request, Responder, Router, dispatch
 from tests.serve.http_client import Answer, parse_answer, read_all
 
@@ -99,6 +100,14 @@ def test_the_root_answers_exactly(wire: Wire) -> None:
     answer = wire.answer()
     assert (answer.status, answer.body) == (200, b'{"service":"pantheon","status":"ok"}')
     assert answer.headers["content-type"] == "application/json" and answer.headers["connection"] == "close"
+
+
+def test_a_browser_is_sent_to_the_status_page(wire: Wire) -> None:
+    accept = Headers([("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")])
+    dispatch(Router(), Request("GET", "/", headers=accept), wire.responder)
+    answer = wire.answer()
+    assert (answer.status, answer.headers["location"]) == (302, "/ui")
+    assert answer.body == b'{"service":"pantheon","status":"ok"}'
 
 
 @pytest.mark.parametrize(
