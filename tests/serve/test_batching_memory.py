@@ -27,6 +27,7 @@ from pantheon.mem.memwatch import MemWatch
 from pantheon.plan.state_spec import KVType
 from pantheon.sched import shared
 from pantheon.sched.shared import SchedConfig
+from pantheon.sched.slot import Actor, Phase, Slot
 from pantheon.serve import loading, memory, registry
 from pantheon.serve.context import App
 from pantheon.serve.loading import LoadOptions, ModelSpec, load_spec
@@ -160,6 +161,45 @@ def test_a_scheduler_that_can_not_be_made_leaves_nothing_behind_M204(tmp_path: P
         assert table.all_entries() == []
     seams.arm("")
     assert not [thread for thread in threading.enumerate() if thread.name == "pantheon-driver-m"]
+
+
+def test_nothing_that_a_forward_reads_is_ever_resized_M216_M217_M218_M221(box: Squeezed) -> None:
+    """One state, one buffer of logits, whoever comes and goes, and every forward under the turn."""
+    entry = box.load()
+    assert entry.sched is not None and entry.model is not None
+    common: Any = entry.sched._shared
+    runner: Any = entry.model.runner
+    seen: set[tuple[int, int, bool]] = set()
+    forward = runner.forward
+
+    def noted(state: Any, columns: Any) -> Any:
+        seen.add((id(state), id(common._rows), common.turnstile.mine))
+        return forward(state, columns)
+
+    runner.forward = noted
+    for users in (1, USERS, 2, USERS):
+        laters = [
+            Later(lambda i=i: box.api.chat(max_tokens=2 + i, messages=[{"role": "user", "content": f"{i}"}]))
+            for i in range(users)
+        ]
+        assert {later.get().status for later in laters} == {200}
+    assert seen == {(id(entry.state), id(common._rows), True)}
+
+
+def test_a_slot_goes_through_its_phases_in_order_M087_M115(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace: list[str] = []
+    move = Slot.move
+
+    def noted(slot: Slot, to: Phase, who: Actor) -> None:
+        trace.append(f"{to.value} by {who.value}")
+        move(slot, to, who)
+
+    monkeypatch.setattr(Slot, "move", noted)
+    for mixed, reader in ((True, "driver"), (False, "owner")):
+        trace.clear()
+        with batching(2, pieces=("a", "b"), mixed=mixed) as b:
+            assert b.api.chat(messages=[{"role": "user", "content": "x" * 300}]).status == 200
+        assert trace == ["prefill by owner", f"bound by {reader}", "decode by driver", "idle by owner"]
 
 
 def test_a_second_forward_while_one_is_in_flight_is_a_bug_of_ours_M219_M222() -> None:
