@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pantheon.serve.call_formats import COMMON_TOOLS, LLAMA3_TOOLS
-from pantheon.serve.emitter import Emitter
+from pantheon.serve.emitter import Emitter, thought_tags
 
 
 def run(pieces: list[str], stop: tuple[str, ...] = (), **options: Any) -> tuple[dict[str, str], str | None]:
@@ -54,6 +54,23 @@ def test_template_that_opened_the_thought() -> None:
     assert joined == {"reasoning": "plan", "content": "answer"}
     joined, _ = run(["<think>\nplan</think>x"], starts_in_reasoning=True)
     assert joined == {"reasoning": "plan", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("mark", "opening", "closing"),
+    [
+        ("<|channel>", "<|channel>thought\n", "<channel|>"),
+        ("[THINK]", "[THINK]", "[/THINK]"),
+        ("", "<think>", "</think>"),
+    ],
+)
+def test_other_tags_of_a_thought(mark: str, opening: str, closing: str) -> None:
+    thought = thought_tags(f"a template with {mark} in it")
+    assert thought == (opening, closing)
+    for text in (f"{opening}why{closing}\nso <think>", f" {opening}\nwhy\n{closing}so <think>"):
+        for pieces in ([text], list(text)):
+            joined, _ = run(pieces, thought=thought)
+            assert (joined["reasoning"], joined["content"]) == ("why", "so <think>")
 
 
 def test_reasoning_parser_can_be_off() -> None:
