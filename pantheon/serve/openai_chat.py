@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pantheon.serve import chat_reply as reply
-from pantheon.serve.answer import Frames, answer
+from pantheon.serve.answer import Frames, Reply, answer
 from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
 from pantheon.serve.generation import Job, Logprob, Result, Step
@@ -20,8 +20,14 @@ from pantheon.serve.voice import OPENAI, frame
 def post_chat(app: App, request: Request, responder: Responder) -> None:
     """Answer one chat; errors and the end of the answer as `answer` says."""
     chat = parse_chat_request(app.defaults.fill(request.json()), dict(request.headers))
-    kind = ChatStream if chat.stream else ChatWhole
-    answer(app, chat, responder, lambda mine, job: kind(chat, mine.entry.name, _inside(chat, mine, job)))
+
+    def new_reply(mine: Turn, job: Job) -> Reply:
+        more = _inside(chat, mine, job)
+        if not chat.stream:
+            return ChatWhole(chat, mine.entry.name, more)
+        return ChatStream(chat, mine.entry.name, more, mine.flight.timings if chat.timings_per_token else None)
+
+    answer(app, chat, responder, new_reply)
 
 
 def _inside(chat: ChatRequest, mine: Turn, job: Job) -> dict[str, Any]:
@@ -73,8 +79,15 @@ class ChatStream:
 
     voice = OPENAI
 
-    def __init__(self, chat: ChatRequest, model: str, more: dict[str, Any] | None = None) -> None:
-        """more: members of the last chunk of an answer beside the usual ones."""
+    def __init__(
+        self,
+        chat: ChatRequest,
+        model: str,
+        more: dict[str, Any] | None = None,
+        timings: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        """more: members of the last chunk of an answer beside the usual ones; timings: told with every chunk."""
+        self._timings = timings
         self._envelope, self._more = reply.Envelope("chat.completion.chunk", model), more or {}
         self._include_usage, self._legacy = chat.include_usage, chat.legacy_functions
         self.progress = self._progress if chat.return_progress else None
@@ -91,9 +104,11 @@ class ChatStream:
     def step(self, step: Step) -> Frames:
         if step.logprob is not None:
             self._waiting.append(step.logprob)
-        elif not self._waiting and (data := self._texts.frame(step.deltas)) is not None:
+        elif not self._waiting and self._timings is None and (data := self._texts.frame(step.deltas)) is not None:
             return (data,)
-        frames = [self._frame(choice) for choice in reply.step_choices(self._index, step.deltas, self._waiting)]
+        more = {"timings": self._timings()} if self._timings is not None else {}
+        choices = reply.step_choices(self._index, step.deltas, self._waiting)
+        frames = [self._frame(choice, **more) for choice in choices]
         if frames:
             self._waiting = []
         return frames

@@ -100,6 +100,8 @@ def parse_responses_request(
     chat["max_tokens"] = fields.integer("max_output_tokens", 1, 1 << 62, None)
     chat["reasoning_effort"] = reasoning.text("effort")
     chat["response_format"] = _format(text)
+    # an answer of the model that stands last is complete
+    chat["continue_final_message"] = False
     fields.object("metadata")
     if _LOGPROBS in include or fields.integer("top_logprobs", 0, 20, 0):
         chat |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}

@@ -47,6 +47,33 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
 
 
+def test_responses_whole_streamed_and_parsed(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model="chat", input="Say hello.", store=False)
+    assert whole.output_text == "Hello 🤖" and whole.usage is not None and whole.usage.output_tokens == 3
+    with client.responses.stream(model="chat", input="Say hello.") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == stream.get_final_response().output_text == "Hello 🤖"
+    parsed = client.responses.parse(model="json", input="Where?", text_format=City).output_parsed
+    assert parsed == City(city="Oslo")
+    failed = list(client.responses.create(model="broken", input="hi", stream=True))[-1]
+    assert failed.type == "response.failed" and failed.response.error is not None
+
+
+def test_responses_are_given_back_with_the_results_of_their_tools(client: openai.OpenAI) -> None:
+    function: Any = WEATHER["function"]
+    tool: Any = {"type": "function", **function, "strict": False}
+    asked: list[Any] = [{"role": "user", "content": "Weather?"}]
+    calls = client.responses.create(model="tools", input=asked, tools=[tool]).output
+    assert [json.loads(call.arguments) for call in calls if call.type == "function_call"] == [{"city": "Oslo"}] * 2
+    asked += [call.model_dump(exclude_none=True) for call in calls]
+    asked += [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        for call in calls
+        if call.type == "function_call"
+    ]
+    assert client.responses.create(model="chat", input=asked, tools=[tool]).output_text == "Hello 🤖"
+
+
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="chat", messages=HI, temperature=0, max_tokens=200)
     assert whole.choices[0].message.content == "Hello 🤖" and whole.choices[0].finish_reason == "stop"

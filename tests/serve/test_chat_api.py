@@ -57,6 +57,13 @@ def test_stream_envelope_B16() -> None:
         assert sum("usage" in chunk for chunk in with_usage.chunks) == 1
 
 
+def test_timings_come_with_each_chunk_when_asked_for() -> None:
+    with scripted("a", "b") as api:
+        chunks = api.stream(timings_per_token=True).chunks
+        chunks = [chunk for chunk in chunks if chunk["choices"][0]["delta"].get("content")]
+        assert [chunk["timings"]["predicted_n"] for chunk in chunks] == [1, 2]
+
+
 def test_sse_is_decided_by_the_body_alone() -> None:
     with scripted("x") as api:
         body = {"messages": USER}

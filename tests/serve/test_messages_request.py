@@ -80,6 +80,10 @@ def test_thinking_is_off_unless_asked_for(thinking: Any, on: bool | None) -> Non
     assert kwargs.get("thinking_budget") == (5 if thinking and "budget_tokens" in thinking else None)
 
 
+def test_a_last_answer_is_gone_on_with() -> None:
+    assert parse(messages=[*HI, {"role": "assistant", "content": "Dear"}]).template_kwargs["continue_final"] is True
+
+
 def test_deferred_tools_are_offered_once_a_search_has_found_them() -> None:
     tools = [TOOL, {**TOOL, "name": "g", "defer_loading": True}]
     found = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "g"}]}

@@ -93,6 +93,11 @@ def test_tools_of_the_same_name_in_two_namespaces_are_told_apart() -> None:
     assert message["tool_calls"][0]["function"]["name"] == "n__f"
 
 
+def test_a_last_answer_is_not_gone_on_with() -> None:
+    asked = parse(input=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert "continue_final" not in asked.chat.template_kwargs
+
+
 def test_allowed_tools_are_those_that_are_offered() -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
     asked = parse(tools=[FUNCTION, {**FUNCTION, "name": "g"}], tool_choice=choice)
