@@ -234,8 +234,8 @@ def test_a_stderr_that_nobody_reads_stops_no_request(tmp_path: Path) -> None:
                     break
             except OSError:
                 time.sleep(0.05)
-        # the configuration alone filled the pipe; each of these is a line more
-        assert all(get(f"{url}/v1/models")[0] == 200 for _ in range(60))
+        # each of these is a line; the pipe holds about thirty
+        assert all(get(f"{url}/nope")[0] == 404 for _ in range(60))
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
     finally:

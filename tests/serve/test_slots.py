@@ -194,7 +194,7 @@ def test_each_request_is_one_json_line_with_figures_and_without_text(caplog: pyt
     with caplog.at_level(logging.INFO, "pantheon"), scripted("a", "b") as api:
         api.chat(messages=[{"role": "user", "content": "my secret"}], session_id="bob@example.org", stream=True)
         api.chat(temperature=9)
-        api.get("/v1/models", "X-Request-Id: trace-7")
+        api.get("/v1/models/m", "X-Request-Id: trace-7")
         found = [line for line in lines(caplog) if line["event"] == "request"]
     good, bad, models = found
     assert good["status"] == 200 and good["outcome"] == "ok" and good["path"] == "/v1/chat/completions"
@@ -203,7 +203,7 @@ def test_each_request_is_one_json_line_with_figures_and_without_text(caplog: pyt
     assert 0 <= good["queue_ms"] <= good["ttft_ms"] <= good["ms"]
     assert re.fullmatch("[0-9a-f]{12}", good["session"]) and good["id"].startswith("req_")
     assert (bad["status"], bad["outcome"]) == (400, "error") and "temperature" in bad["why"] and "model" not in bad
-    assert (models["id"], models["method"], models["path"]) == ("trace-7", "GET", "/v1/models")
+    assert (models["id"], models["method"], models["path"]) == ("trace-7", "GET", "/v1/models/m")
     assert "secret" not in json.dumps(found) and "bob" not in json.dumps(found)
 
 
