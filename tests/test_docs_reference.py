@@ -80,7 +80,7 @@ def test_m248_the_command_line_reference_lists_every_flag_of_every_command() -> 
     assert set(flags) - {""} <= set(pages), "a command has no section"
     for command, real in flags.items():
         text = pages[command or "Everywhere"]
-        listed = {word for cell in first_cells(text) for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cell)}
+        listed = {word for cell in first_cells(text) for word in re.findall(r"(?<![\w-])--?[a-z][a-z_-]*", cell)}
         assert listed == real, f"{command}: only in the page {listed - real}, only in the code {real - listed}"
 
 
