@@ -34,8 +34,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "quantize",
         help="write a GGUF file with its matrices in another weight type",
-        description="Quantise the matrices of a float GGUF file. Norms, biases and routers stay as they are; the output "
-        "matrix of a 4-bit file is Q6_K; rows that TYPE does not fit become Q8_0 or F16.",
+        description="Quantise the matrices of a float GGUF file. Norms, biases and routers stay as they are; the "
+        "output matrix of a 4-bit file is Q6_K; rows that TYPE does not fit become Q8_0 or F16.",
     )
     parser.add_argument("source", metavar="IN", help="a GGUF file of F32, F16 or BF16 weights")
     parser.add_argument("target", metavar="OUT", help="the file to write")
