@@ -195,7 +195,7 @@ _TABLE = (
     Setting("PN_PSI_SOME_TIGHT", number(0.01, 100), 10.0, "%", "PSI some avg10 from which on the host is TIGHT"),
     Setting("PN_LOAD_SPIKE_BYTES", size, 2_576_980_378, "bytes", "host memory that a load takes for a while, at most"),
     Setting("PN_LADDER_DISABLE", switch, 0, "0 or 1", "turn the degradation ladder off"),
-    Setting("QWEN35_KV_Q4", switch, 0, "0 or 1", "KV caches in 4 bits", later="a 4-bit KV cache"),
+    Setting("QWEN35_KV_Q4", switch, 0, "0 or 1", "KV caches in 4 bits, where --kv-type does not say otherwise"),
     # many users on one model
     Setting("QWEN35_BATCH_SLOTS", slots, 0, "slots", "users that share one model at a time"),
     Setting("QWEN35_BS_DRIVER_SAMPLE", switch, 1, "0 or 1", "sample ahead of the readers; 0: in lockstep with them"),

@@ -116,7 +116,7 @@ def test_batch_slots_means_a_number_of_slots_M083_M084_X09_X30() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("QWEN35_KV_Q4", "1"), ("PN_ASYNC_POLL_US", "100"),
+        ("PN_ASYNC_POLL_US", "100"),
     ],
 )  # fmt: skip
 def test_a_flag_of_a_later_version_takes_its_default_only_M161(

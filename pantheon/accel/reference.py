@@ -56,8 +56,21 @@ def round_q8_0(rows: Array) -> Array:
     return values.reshape(padded.shape)[..., :dim].astype(np.float32)
 
 
+def round_q4_0(rows: Array) -> Array:
+    """float32 rows [..., dim] as a Q4_0 cache gives them back: -8 ... 7 times one F16 scale for every 32 dims."""
+    dim = rows.shape[-1]
+    padded = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -dim % 32)])
+    blocks = padded.reshape(*rows.shape[:-1], -1, 32).astype(np.float32)
+    top = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
+    scale = (top * np.float32(-0.125)).astype(np.float16).astype(np.float32)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    values = (np.trunc(blocks * inverse + np.float32(8.5)).clip(0, 15) - 8) * scale
+    return values.reshape(padded.shape)[..., :dim].astype(np.float32)
+
+
 class ReferenceState:
-    """KV rows: per layer k and v [n_slots, n_ctx, kv_heads, dim], float32 or float16; Q8_0 as floats, rounded."""
+    """KV rows: per layer k and v [n_slots, n_ctx, kv_heads, dim], float32 or float16; Q8_0 and Q4_0 as
+    floats, rounded."""
 
     def __init__(self, plan: Plan, n_slots: int, n_ctx: int, kv_type: KVType) -> None:
         self.n_slots, self.n_ctx = n_slots, n_ctx
@@ -212,8 +225,9 @@ class ReferenceRunner:
     def _store_kv(self, op: StoreKV, call: _Call) -> None:
         kv, at = self.plan.state.kv[op.layer], (call.columns.slots, call.columns.positions)
         rows = (call.get(op.k).reshape(-1, kv.kv_heads, kv.k_dim), call.get(op.v).reshape(-1, kv.kv_heads, kv.v_dim))
-        if self.kv_type is KVType.Q8_0:
-            rows = (round_q8_0(rows[0]), round_q8_0(rows[1]))
+        rounded = {KVType.Q8_0: round_q8_0, KVType.Q4_0: round_q4_0}.get(self.kv_type)
+        if rounded is not None:
+            rows = (rounded(rows[0]), rounded(rows[1]))
         call.state.k[op.layer][at], call.state.v[op.layer][at] = rows
 
     def _attend(self, op: Attend, call: _Call) -> None:

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("words", nargs="*", metavar="MODEL", help=common.MODEL_HELP)
     parser.add_argument("--ctx", type=common.whole(2), metavar="N", help="context length for the memory figures")
     parser.add_argument(
-        "--kv-type", choices=("f32", "f16", "q8_0"), help="number format of the KV cache for these figures"
+        "--kv-type", choices=("f32", "f16", "q8_0", "q4_0"), help="number format of the KV cache for these figures"
     )
     parser.add_argument("--plan", action="store_true", help="print every op of the plan")
     parser.add_argument("--tensors", action="store_true", help="print every tensor")

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pantheon import seams
+from pantheon import seams, settings
 from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
 from pantheon.engine.sampler import NewDraw
@@ -78,8 +78,8 @@ def load_model(
     """Load a GGUF file (or `script:FILE.json`).
 
     ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu" or "reference".
-    threads: default = physical cores.  kv_type: "f32", "f16" or "q8_0"; default f16 for quantised weights, f32
-    otherwise.  template: Jinja source of a chat template to use instead of the file's.
+    threads: default = physical cores.  kv_type: "f32", "f16", "q8_0" or "q4_0"; default f16 for quantised weights, f32
+    otherwise; q4_0 when QWEN35_KV_Q4 is set.  template: Jinja source of a chat template to use instead of the file's.
     Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
     """
     seams.hit("load")
@@ -234,5 +234,7 @@ def pick_kv_type(kv_type: str | None, executor: str, file: GGUFFile, plan: Plan)
             known = ", ".join(k.value for k in KVType)
             raise BadRequest(f"unknown kv_type {kv_type!r}; known: {known}", param="kv_type")
         return KVType(kv_type)
+    if settings.get("QWEN35_KV_Q4") and executor != "reference":
+        return KVType.Q4_0
     types = {file.tensors[m.tensor].type.name for m in plan.matrices()}
     return KVType.F32 if executor == "reference" or types <= _PRECISE else KVType.F16

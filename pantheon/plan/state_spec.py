@@ -7,16 +7,17 @@ from enum import Enum
 
 
 class KVType(Enum):
-    """Number format of the KV cache.  Q8_0: int8 with one F16 scale for every 32 dims of a head's row."""
+    """Number format of the KV cache.  Q8_0, Q4_0: 8 or 4 bits with one F16 scale for every 32 dims of a head's row."""
 
     F32 = "f32"
     F16 = "f16"
     Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one head's K or V at one position."""
-        if self is KVType.Q8_0:
-            return dim + 2 * -(-dim // 32)
+        if self in (KVType.Q8_0, KVType.Q4_0):
+            return (dim if self is KVType.Q8_0 else -(-dim // 2)) + 2 * -(-dim // 32)
         return dim * (4 if self is KVType.F32 else 2)
 
 

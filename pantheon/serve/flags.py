@@ -24,7 +24,7 @@ from pantheon.serve.loading import ModelSpec, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
 from pantheon.text.chat_template import CHATML, ChatTemplate
 
-KV_TYPES = ("f32", "f16", "q8_0")
+KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 _THINKING: dict[str, dict[str, Any]] = {
     "on": {"enable_thinking": True}, "off": {"enable_thinking": False}, "auto": {},
 }  # fmt: skip

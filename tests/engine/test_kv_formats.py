@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pantheon.accel.executor import Columns
+from pantheon.engine.footprint import footprint
 from pantheon.engine.load import load_model
 from pantheon.engine.model import Model
 from pantheon.plan.state_spec import KVType
@@ -24,7 +25,7 @@ def last_row(model: Model, kv_type: KVType | None) -> np.ndarray:
 
 def test_x15_a_state_of_the_smaller_format_computes_what_a_model_loaded_with_it_does() -> None:
     model = tiny(STEM)
-    assert model.kv_types == (KVType.F16, KVType.F32, KVType.Q8_0)
+    assert model.kv_types == (KVType.F16, KVType.F32, KVType.Q8_0, KVType.Q4_0)
     with load_model(model_path(STEM), ctx=1024, kv_type="q8_0") as loaded:
         assert np.array_equal(last_row(model, KVType.Q8_0), last_row(loaded, None))
     assert not np.array_equal(last_row(model, KVType.Q8_0), last_row(model, None))
@@ -33,8 +34,8 @@ def test_x15_a_state_of_the_smaller_format_computes_what_a_model_loaded_with_it_
 
 def test_x14_the_smaller_format_is_smaller() -> None:
     model = tiny(STEM)
-    sizes = [model.new_state(1, kind).nbytes() for kind in (KVType.F32, KVType.F16, KVType.Q8_0)]
-    assert sizes[0] > sizes[1] > sizes[2]
+    sizes = [model.new_state(1, kind).nbytes() for kind in (KVType.F32, KVType.F16, KVType.Q8_0, KVType.Q4_0)]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3]
 
 
 def test_states_of_both_formats_may_alternate() -> None:
@@ -63,3 +64,29 @@ def test_a_closed_model_has_no_variant_either() -> None:
 
 def test_a_model_without_variants_offers_its_own_format_only() -> None:
     assert tiny(STEM, "reference").kv_types == (KVType.F32,)
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_both_executors_round_alike(kv_type: str) -> None:
+    """Up to the weights' int8 activations: with float32 weights only the order of additions differs."""
+    stem = "tiny-llama.F32"
+    rows = [tiny(stem, executor).logits(IDS) for executor in ("cpu", "reference")]
+    found = []
+    for executor in ("cpu", "reference"):
+        with load_model(model_path(stem), ctx=64, kv_type=kv_type, executor=executor) as model:
+            found.append(model.logits(IDS))
+    assert np.abs(rows[0] - rows[1]).max() < 1e-3
+    # a value on the edge between two codes may fall to either side
+    assert np.abs(found[0] - found[1]).mean() < 0.1 * np.abs(found[1] - rows[1]).mean()
+    assert np.abs(found[1] - rows[1]).max() > 1e-3
+
+
+def test_k21_one_flag_is_what_loads_and_plans_count_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model_path(STEM)
+    plain = footprint(str(path), ctx=256).parts["kv"]
+    monkeypatch.setenv("QWEN35_KV_Q4", "1")
+    with load_model(path, ctx=256) as model:
+        assert model.runner.kv_type is KVType.Q4_0
+        assert footprint(str(path), ctx=256).parts["kv"] == model.new_state(1).nbytes() <= plain / 3
+    with load_model(path, ctx=256, kv_type="f16") as model:
+        assert model.runner.kv_type is KVType.F16

@@ -43,7 +43,7 @@ from pantheon.accel.cpu.fields import (
     P_SPAN,
 )  # fmt: skip
 from pantheon.accel.cpu.grids import grid_fma, grid_load, grid_scale, grid_store
-from pantheon.accel.cpu.kv import BLOCK, QUERIES, SCORES, SPAN, STATE, STATE_SUM, TILE
+from pantheon.accel.cpu.kv import BLOCK, QUERIES, SCORES, SPAN, STATE, STATE_SUM, TILE, WIDTH
 from pantheon.accel.cpu.tiles import tile_zero
 from pantheon.accel.cpu.vec import (
     add,
@@ -137,7 +137,7 @@ def _ask(abreast, at, apart):  # type: ignore[no-untyped-def]
 
 
 def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
-    NA, STEP = N * A, (64, 32, 16)[FMT]
+    NA, STEP = N * A, WIDTH[FMT]
 
     @cache.jit
     def take_scores(k, queries, scores, dim, last):  # type: ignore[no-untyped-def]
@@ -145,14 +145,16 @@ def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
         apart = dim * STEP
         for i in range(0, (last + 15) // 16, A):
             at, to = k + i * apart, scores + 64 * i
-            if FMT == 2:
-                scales = k + BLOCK * dim + 32 * i
+            if FMT >= 2:
+                scales = k + BLOCK // 16 * apart + 32 * i
                 for first in range(0, dim, 32):
                     f = tile_zero(NA)
-                    for d in range(first, min(dim, first + 32)):
+                    for d in range(first, min(dim, first + 32), 1 if FMT == 2 else 2):
                         if N <= _FEW:
                             _ask(A, at + STEP * d, apart)
                         f = grid_fma(f, A, FMT, at + STEP * d, apart, queries + 4 * N * d, 4)
+                        if FMT == 3:
+                            f = grid_fma(f, A, 4, at + STEP * d, apart, queries + 4 * N * (d + 1), 4)
                     if first:
                         grid_scale(f, A, scales, to, 64, SCORES, 1)
                     else:
@@ -170,12 +172,12 @@ def _make_take_scores(FMT, N, A):  # type: ignore[no-untyped-def]
 
 
 def _make_add_values(FMT, N, A):  # type: ignore[no-untyped-def]
-    STEP = (64, 32, 16)[FMT]
-    A = min(A, 2) if FMT == 2 else A  # vectors abreast share their scales
+    STEP, VALUES = WIDTH[FMT], 5 if FMT == 3 else FMT
+    A = min(A, 2) if FMT >= 2 else A  # vectors abreast share their scales
 
     @cache.jit
     def weights(scales, scores, lo, hi):  # type: ignore[no-untyped-def]
-        """Q8_0: the weights of positions lo … hi-1 times their values' scales."""
+        """Quantised: the weights of positions lo … hi-1 times their values' scales."""
         spare = scores + TILE * SCORES
         for c in range(N):
             for i in range(lo // 16, (hi + 15) // 16):
@@ -189,21 +191,21 @@ def _make_add_values(FMT, N, A):  # type: ignore[no-untyped-def]
         step, vectors, w, apart = _step(dim), (dim + 15) // 16, scores, BLOCK * STEP
         j = 0
         while j + A <= vectors:
-            if FMT == 2:
+            if FMT >= 2:
                 w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
             f = grid_load(A, N, out + 64 * j, 64, step)
             for p in range(lo, hi):
                 if N <= _FEW:
                     _ask(A, v + apart * j + STEP * p, apart)
-                f = grid_fma(f, A, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
+                f = grid_fma(f, A, VALUES, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
             grid_store(f, A, out + 64 * j, 64, step)
             j += A
         while A > 1 and j < vectors:
-            if FMT == 2:
+            if FMT >= 2:
                 w = weights(v + apart * vectors + 2 * BLOCK * (j // 2), scores, lo, hi)
             g = grid_load(1, N, out + 64 * j, 64, step)
             for p in range(lo, hi):
-                g = grid_fma(g, 1, FMT, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
+                g = grid_fma(g, 1, VALUES, v + apart * j + STEP * p, apart, w + 4 * p, SCORES)
             grid_store(g, 1, out + 64 * j, 64, step)
             j += 1
 

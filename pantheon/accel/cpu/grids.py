@@ -13,18 +13,28 @@ from numba import types
 from numba.extending import intrinsic
 
 from pantheon.accel.cpu.tiles import pack_ir, unpack_ir
-from pantheon.accel.cpu.vec import F32, I8, I64, V_F32, V_I16, V_I32, at, f32x16, fma_ir, half_ir, load, splat_ir
+from pantheon.accel.cpu.vec import F32, I8, I32, I64, V_F32, V_I16, V_I32, at, f32x16, fma_ir, half_ir, load, splat_ir
 
 _i64 = types.int64
 
 
 def _load_ir(ctx: Any, b: Any, fmt: int, addr: Any) -> Any:
-    """16 cached values as floats; formats as in kv.FORMATS."""
+    """16 cached values as floats; formats as in kv.FORMATS, and of 4 bits: 3 the low halves of 16 bytes, 4 their high
+    halves, 5 the low halves of 8 bytes and then the high ones."""
     if fmt == 0:
         return load(b, addr, V_F32)
     if fmt == 1:
         return half_ir(ctx, b, load(b, addr, V_I16))
-    return b.sitofp(b.sext(load(b, addr, ir.VectorType(I8, 16)), V_I32), V_F32)
+    if fmt == 2:
+        return b.sitofp(b.sext(load(b, addr, ir.VectorType(I8, 16)), V_I32), V_F32)
+    n = 8 if fmt == 5 else 16
+    both = load(b, addr, ir.VectorType(I8, n))
+    mask, shift = (ir.Constant(ir.VectorType(I8, n), [I8(value)] * n) for value in (15, 4))
+    low, high = b.and_(both, mask), b.lshr(both, shift)
+    if fmt == 5:
+        low = b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
+    codes = b.zext(high if fmt == 4 else low, V_I32)
+    return b.sitofp(b.sub(codes, ir.Constant(V_I32, [I32(8)] * 16)), V_F32)
 
 
 def _step(b: Any, addr: Any, step: Any, i: int) -> Any:

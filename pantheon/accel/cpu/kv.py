@@ -6,7 +6,8 @@ A slot is a row of blocks of BLOCK positions; a block holds all layers, a layer 
 
 so that sixteen scores come from `dim` FMAs without horizontal sums, and a conversation costs memory, huge pages
 too, in proportion to its length.  Q8_0 stores int8 and keeps F16 scales [dim/32][BLOCK] behind K and behind V:
-one for every 32 dims of a position.
+one for every 32 dims of a position.  Q4_0 stores 8 + int4, two dims of one position to a byte, since positions are
+written side by side: of K dims 2i and 2i+1, [BLOCK/16][dim/2][16]; of V dims i and i+8 of sixteen, [BLOCK][8].
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ SCORES = 4 * BLOCK
 TILE = 6
 
 #: formats as kernels know them
-FORMATS = {KVType.F32: 0, KVType.F16: 1, KVType.Q8_0: 2}
-_SIZES = (4, 2, 1)
+FORMATS = {KVType.F32: 0, KVType.F16: 1, KVType.Q8_0: 2, KVType.Q4_0: 3}
+#: bytes of 16 values
+WIDTH = (64, 32, 16, 8)
 
 
 def state_bytes(dim: int) -> int:
@@ -58,17 +60,17 @@ def partial_bytes(columns: int, heads: int, dim: int, n_ctx: int) -> int:
 
 def scale_bytes(fmt: int, dim: int) -> int:
     """Scales of K or V of one head in a block."""
-    return 2 * BLOCK * -(-dim // 32) if fmt == 2 else 0
+    return 2 * BLOCK * -(-dim // 32) if fmt >= 2 else 0
 
 
 def key_bytes(fmt: int, dim: int) -> int:
     """K of one head in a block."""
-    return BLOCK * dim * _SIZES[fmt] + scale_bytes(fmt, dim)
+    return BLOCK * dim * WIDTH[fmt] // 16 + scale_bytes(fmt, dim)
 
 
 def value_bytes(fmt: int, dim: int) -> int:
     """V of one head in a block."""
-    return BLOCK * round_up(dim, 16) * _SIZES[fmt] + scale_bytes(fmt, dim)
+    return BLOCK * round_up(dim, 16) * WIDTH[fmt] // 16 + scale_bytes(fmt, dim)
 
 
 def layers(plan: Plan, kv_type: KVType) -> tuple[list[int], int]:

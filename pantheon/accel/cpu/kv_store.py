@@ -25,7 +25,7 @@ from pantheon.accel.cpu.fields import (
     O_Y,
     O_Y_BYTES,
 )  # fmt: skip
-from pantheon.accel.cpu.kv import BLOCK
+from pantheon.accel.cpu.kv import BLOCK, WIDTH
 from pantheon.accel.cpu.vec import (
     hmax,
     ld_f16,
@@ -41,6 +41,7 @@ from pantheon.accel.cpu.vec import (
     st_u8,
     st_u16,
     store_f16,
+    store_f32,
     store_i8_sum,
     vabs,
     vmax,
@@ -63,6 +64,26 @@ def _quantise(row, dim, scales):  # type: ignore[no-untyped-def]
         store_i8_sum(row + 32 * block + 16, vmax(vmin(mul(v1, inverse), most), least))
 
 
+@cache.jit
+def _quantise_4(row, dim, scales):  # type: ignore[no-untyped-def]
+    """Floats at row become 8 + int4, a byte each, padded as above: the largest magnitude becomes -8."""
+    for block in range((dim + 31) // 32):
+        x0, top = row + 128 * block, float32(0)
+        v0 = load_f32(x0)
+        for d in range(32):
+            x = ld_f32(x0 + 4 * d)
+            top = x if abs(x) > abs(top) else top
+        store_f16(row + 32 * block, splat(top * float32(-0.125)))
+        st_u16(scales + 2 * BLOCK * block, ld_u16(row + 32 * block))
+        d16 = ld_f16(row + 32 * block)
+        if block == 0:  # the halves lay where it begins
+            store_f32(x0, v0)
+        inverse = float32(1) / d16 if d16 != float32(0) else float32(0)
+        for d in range(32):
+            x = ld_f32(x0 + 4 * d) * inverse
+            st_u8(row + 32 * block + d, int(min(max(x + float32(8.5), float32(0)), float32(15))))
+
+
 def _make_convert(FMT):  # type: ignore[no-untyped-def]
     @cache.jit
     def convert(x, row, dim, scales):  # type: ignore[no-untyped-def]
@@ -76,12 +97,14 @@ def _make_convert(FMT):  # type: ignore[no-untyped-def]
                 store_f16(row + 2 * d, load_f32(row + 4 * d))
         if FMT == 2:
             _quantise(row, dim, scales)
+        if FMT == 3:
+            _quantise_4(row, dim, scales)
 
     return convert
 
 
 def _make_store(FMT):  # type: ignore[no-untyped-def]
-    SIZE = (4, 2, 1)[FMT]
+    STEP = WIDTH[FMT]
     convert = _make_convert(FMT)
 
     @cache.kernel
@@ -97,24 +120,28 @@ def _make_store(FMT):  # type: ignore[no-untyped-def]
         y = ld_i64(row + O_Y) + column * ld_i64(row + O_Y_BYTES)
         for _ in range(ld_i64(row + O_D)):
             v, padded = k + ld_i64(row + O_F), (dim + 15) // 16 * 16
-            convert(x, tmp, dim, k + BLOCK * dim + 2 * at)
-            to = k + (at // 16 * dim * 16 + at % 16) * SIZE
+            convert(x, tmp, dim, k + BLOCK * dim * STEP // 16 + 2 * at)
+            to = k + at // 16 * dim * STEP
             for d in range(dim):
                 if FMT == 0:
-                    st_f32(to + 64 * d, ld_f32(tmp + 4 * d))
+                    st_f32(to + 64 * d + 4 * (at % 16), ld_f32(tmp + 4 * d))
                 elif FMT == 1:
-                    st_u16(to + 32 * d, ld_u16(tmp + 2 * d))
-                else:
-                    st_u8(to + 16 * d, ld_u8(tmp + d))
-            convert(y, tmp, dim, v + BLOCK * padded + 2 * at)
+                    st_u16(to + 32 * d + 2 * (at % 16), ld_u16(tmp + 2 * d))
+                elif FMT == 2:
+                    st_u8(to + 16 * d + at % 16, ld_u8(tmp + d))
+                elif d % 2 == 0:
+                    st_u8(to + 8 * d + at % 16, ld_u8(tmp + d) | ld_u8(tmp + d + 1) << 4)
+            convert(y, tmp, dim, v + BLOCK * padded * STEP // 16 + 2 * at)
             for d in range(padded):
-                to = v + ((d // 16 * BLOCK + at) * 16 + d % 16) * SIZE
+                to = v + (d // 16 * BLOCK + at) * STEP
                 if FMT == 0:
-                    st_f32(to, ld_f32(tmp + 4 * d))
+                    st_f32(to + 4 * (d % 16), ld_f32(tmp + 4 * d))
                 elif FMT == 1:
-                    st_u16(to, ld_u16(tmp + 2 * d))
-                else:
-                    st_u8(to, ld_u8(tmp + d))
+                    st_u16(to + 2 * (d % 16), ld_u16(tmp + 2 * d))
+                elif FMT == 2:
+                    st_u8(to + d % 16, ld_u8(tmp + d))
+                elif d % 16 < 8:
+                    st_u8(to + d % 16, ld_u8(tmp + d) | ld_u8(tmp + d + 8) << 4)
             k += ld_i64(row + O_B)
             x += 4 * dim
             y += 4 * dim

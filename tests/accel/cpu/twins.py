@@ -67,16 +67,27 @@ def gate(x: A, up: A, act: str) -> A:
 
 def cached(x: A, kv_type: KVType) -> A:
     """Rows [..., dim] as a cache of this format gives them back."""
-    if kv_type is not KVType.Q8_0:
+    if kv_type not in (KVType.Q8_0, KVType.Q4_0):
         return x.astype(np.float16 if kv_type is KVType.F16 else np.float32)
     out = np.zeros(x.shape)
     for at in np.ndindex(x.shape[:-1]):
         for first in range(0, x.shape[-1], 32):
             block = x[at][first : first + 32].astype(np.float32)
-            scale = np.float32(np.float16(np.abs(block).max() * np.float32(1 / 127)))
-            quants = np.clip(np.rint(block * (np.float32(1) / scale)), -127, 127) if scale else 0 * block
-            out[at][first : first + 32] = quants * scale
+            out[at][first : first + 32] = (_int8 if kv_type is KVType.Q8_0 else _int4)(block)
     return out
+
+
+def _int8(block: NDArray[np.float32]) -> A:
+    scale = np.float32(np.float16(np.abs(block).max() * np.float32(1 / 127)))
+    quants = np.clip(np.rint(block * (np.float32(1) / scale)), -127, 127) if scale else 0 * block
+    return quants * np.float64(scale)
+
+
+def _int4(block: NDArray[np.float32]) -> A:
+    """-8 is the value of the largest magnitude, whatever its sign."""
+    scale = np.float32(np.float16(block[np.abs(block).argmax()] / np.float32(-8)))
+    quants = np.clip(np.floor(block * (np.float32(1) / scale) + np.float32(8.5)), 0, 15) - 8 if scale else 0 * block
+    return quants * np.float64(scale)
 
 
 def attention(q: A, k: A, v: A, kv_heads: int, scale: float, window: int = 0) -> A:
