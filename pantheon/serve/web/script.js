@@ -198,7 +198,7 @@ function why(body) {
 function drawWork(body) {
   const items = body.entries.map((entry) => {
     const sched = entry.scheduler, queue = sched ? sched.queue : { waiting: entry.waiting, depth: null };
-    const slots = sched ? sched.slots : [single(entry)];
+    const slots = sched ? inUse(sched.slots, entry.capacity) : [single(entry)];
     return el("div", { class: "item" },
       el("div", { class: "row" }, el("span", { class: "name" }, entry.name), el("span", { class: "quiet" }, place(entry.dies)),
         el("span", { class: "quiet" }, sched ? `${entry.active ?? 0} of ${entry.capacity} users` : "one at a time")),
@@ -210,6 +210,12 @@ function drawWork(body) {
   show($("work"), ...(items.length ? items : [none("Nobody works: no model is loaded.")]));
 }
 
+// A replica has more slots than users, for conversations that rest: as many are shown as may still be used.
+function inUse(slots, users) {
+  let idle = users - slots.filter((slot) => slot.state !== "idle").length;
+  return slots.filter((slot) => slot.state !== "idle" || idle-- > 0);
+}
+
 function single(entry) {
   const run = (entry.requests || []).find((request) => request.phase === "prefill" || request.phase === "decode");
   return { id: 0, state: run ? run.phase : entry.busy ? "busy" : "idle", ...run };
@@ -219,7 +225,7 @@ function slotNode(slot) {
   const works = slot.state !== "idle";
   let text = String(slot.state);
   if (slot.state === "prefill" && slot.prompt_tokens) text = `reads ${slot.read_tokens}/${slot.prompt_tokens}`;
-  else if (works && slot.made_tokens !== undefined) text = `${slot.state} · ${count(slot.made_tokens, "token")}`;
+  else if (works && slot.made_tokens !== undefined) text = `${slot.state}, ${count(slot.made_tokens, "token")}`;
   return el("li", { class: works ? "slot works" : "slot" }, `#${slot.id} ${text}`);
 }
 
