@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 
 from pantheon.accel.executor import RunnerState
-from pantheon.engine.slot_table import Marks, SlotTable, Warmth
+from pantheon.engine.slot_table import Marks, Seat, SlotTable, Warmth
 
 __all__ = ["SLOTS", "Marks", "PrefixCache", "Warm", "Warmth"]
 
@@ -51,7 +51,8 @@ class PrefixCache:
         use what a load is charged, a full conversation of each user, as far as running ones leave it."""
         self._state, self._token_bytes = state, token_bytes
         self._copy = getattr(state, "copy_prefix", None)
-        #: guards _table and resets of idle slots; taken below the registry's lock, held for no forward [M138, X13]
+        #: guards _table and resets of idle slots; taken below the registry's lock; held for no forward and no copy
+        #: [M138, X13]
         self.lock = threading.Lock()
         self._max_idle, self._users, self._charged = max_idle, users, users * state.n_ctx
         points = None if getattr(state, "can_truncate", True) else state.checkpoints  # type: ignore[attr-defined]
@@ -64,23 +65,39 @@ class PrefixCache:
         """A slot for a prompt, its warm prefix in place."""
         with self.lock:
             seat = self._table.choose(ids, session, marks)
-            if seat.source is not None and self._copy is not None:
-                self._copy(seat.source, seat.slot, seat.reused)
-            for slot in seat.drop:
-                self._state.reset(slot)
+        try:
+            self._copy_in(seat, 0)
+            with self.lock:
+                for slot in seat.drop:
+                    self._state.reset(slot)
+        except BaseException:
+            Warm(self, seat.slot, 0, ()).end(keep=False)
+            raise
         return Warm(self, seat.slot, seat.reused, ids)
+
+    def _copy_in(self, seat: Seat, first: int) -> None:
+        """Bring a seat's rows from where they lie.  The lock is free meanwhile: a long conversation takes a while."""
+        if seat.source is None or self._copy is None:
+            return
+        try:
+            self._copy(seat.source, seat.slot, seat.reused, first)
+        finally:
+            with self.lock:
+                self._table.copied(seat.source)
 
     def look_again(self, warm: Warm, ids: Sequence[int]) -> int:
         """Before a chunk of a prompt is read: copy what another one has read of it since; how many tokens."""
+        had = len(warm.held)
         with self.lock:
-            had = len(warm.held)
             seat = self._table.look_again(warm.slot)
-            if seat is None or seat.source is None or self._copy is None:
-                return 0
-            self._copy(seat.source, seat.slot, seat.reused, had)
-            warm.held += ids[had : seat.reused]
-            warm.reused += seat.reused - had
-            return seat.reused - had
+        if seat is None:
+            return 0
+        self._copy_in(seat, had)
+        with self.lock:
+            self._table.note_progress(warm.slot, seat.reused)
+        warm.held += ids[had : seat.reused]
+        warm.reused += seat.reused - had
+        return seat.reused - had
 
     def note_progress(self, slot: int, n: int) -> None:
         """A running conversation has read the first n tokens of its prompt: others may copy them."""

@@ -43,7 +43,7 @@ class Warmth(NamedTuple):
 @dataclass
 class _Slot:
     """One conversation.  `high`: positions whose pages are in memory; `asked`: the last prompt; `base`: the table's age
-    when it was used last."""
+    when it was used last; `pinned`: it is being copied from."""
 
     ids: NDArray[np.int32] = field(default_factory=lambda: _NONE)
     asked: NDArray[np.int32] = field(default_factory=lambda: _NONE)
@@ -53,6 +53,12 @@ class _Slot:
     last_use: int = 0
     base: int = 0
     busy: bool = False
+    pinned: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be given up, and counts among those who share the limit."""
+        return not self.busy and not self.pinned and self.high > 0
 
     @property
     def expected(self) -> int:
@@ -104,10 +110,21 @@ class SlotTable:
         slot.ids, slot.asked, slot.session, slot.marks = prompt[:reused], prompt, session, marks
         slot.last_use, slot.base, slot.busy = self._uses, self._age, True
         slot.high = max(slot.high, reused) if reused else 0
-        return Seat(target, reused, source, self._make_room(self._allowed()))
+        dropped = self._make_room(self._allowed())
+        self._pin(source, dropped)
+        return Seat(target, reused, source, dropped)
+
+    def _pin(self, source: int | None, dropped: tuple[int, ...] = ()) -> None:
+        if source is not None and source not in dropped:
+            self._slots[source].pinned = True
+
+    def copied(self, source: int) -> None:
+        """The copy that a seat asked for is done: until then nobody gives its source up."""
+        self._slots[source].pinned = False
 
     def look_again(self, slot: int) -> Seat | None:
-        """For a busy slot whose prompt is not being read yet: whether another one has more of it by now."""
+        """For a busy slot whose prompt is being read: whether another one has more of it by now.  What is copied counts
+        once `note_progress` says so."""
         at = self._slots[slot]
         if not self._can_copy or not at.busy:
             return None
@@ -116,8 +133,7 @@ class SlotTable:
         best = max(range(len(usable)), key=usable.__getitem__)
         if usable[best] <= len(at.ids) or best == slot:
             return None
-        at.ids = at.asked[: usable[best]]
-        at.high = max(at.high, usable[best])
+        self._pin(best)
         return Seat(slot, usable[best], best, ())
 
     def note_progress(self, slot: int, n: int) -> None:
@@ -139,7 +155,7 @@ class SlotTable:
         allowed = self._allowed()
         if allowed is None or self.max_idle is None:
             return ()
-        newest = max((s for s in self._slots if not s.busy and s.high), key=lambda s: s.last_use, default=_Slot())
+        newest = max((s for s in self._slots if s.idle), key=lambda s: s.last_use, default=_Slot())
         return self._make_room(max(allowed, self.max_idle + newest.high))
 
     def forget(self, slot: int) -> None:
@@ -202,7 +218,7 @@ class SlotTable:
         return self._idle() <= self.max_idle + max(0, self.spare - busy)
 
     def _idle(self) -> int:
-        return sum(slot.high for slot in self._slots if not slot.busy)
+        return sum(slot.high for slot in self._slots if slot.idle)
 
     def _allowed(self) -> int | None:
         """Tokens that idle slots may hold now."""
@@ -212,7 +228,7 @@ class SlotTable:
 
     def _make_room(self, limit: int | None) -> tuple[int, ...]:
         """Forget the idle slots that were used longest ago until the rest holds no more than the limit."""
-        idle = [i for i, slot in enumerate(self._slots) if not slot.busy and slot.high]
+        idle = [i for i, slot in enumerate(self._slots) if slot.idle]
         idle.sort(key=lambda i: self._slots[i].last_use)
         dropped: list[int] = []
         while limit is not None and idle and sum(self._slots[i].high for i in idle) > limit:
@@ -241,7 +257,7 @@ class SlotTable:
         for i, slot in enumerate(self._slots):
             assert slot.high >= len(slot.ids), f"slot {i} holds more than was written: {slot}"
             assert slot.busy or len(slot.ids) or not slot.high, f"slot {i} keeps pages for nothing: {slot}"
-        newest = max((slot.high for slot in self._slots if not slot.busy), default=0)
+        newest = max((slot.high for slot in self._slots if slot.idle), default=0)
         allowed = self._allowed()
         if allowed is not None and self.max_idle is not None:
             allowed = max(allowed, self.max_idle + newest)

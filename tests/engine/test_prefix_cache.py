@@ -143,6 +143,10 @@ def test_warmth_is_what_a_request_would_find_X01() -> None:
     assert table.warmth(None, marks(5, 6, 7)) == (31, False)
     assert table.warmth(None, marks(5, 8)) == (10, False)
     assert table.warmth(None, marks(8)) == (0, False)
+    # a title request under the conversation's id is not bound to where that is warm; an edited message is
+    assert table.warmth("s", marks(8)) == (0, False)
+    assert table.warmth("s", marks(1, 9)) == (10, True) and table.warmth("s", marks(1, 2, 3)) == (21, True)
+    assert table.warmth("t", marks(1, 2, 3)) == (21, False)
 
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -165,14 +169,20 @@ class Slots(RuleBasedStateMachine):
             self.rows[slot] = []
 
     @precondition(lambda self: len(self.running) < 2)
-    @rule(ids=IDS, session=SESSION, marks=st.lists(st.integers(0, 1), max_size=4))
-    def begin(self, ids: list[int], session: str | None, marks: list[int]) -> None:
+    @rule(ids=IDS, session=SESSION, marks=st.lists(st.integers(0, 1), max_size=4),
+          trimmed=st.booleans())  # fmt: skip
+    def begin(self, ids: list[int], session: str | None, marks: list[int], trimmed: bool) -> None:
         hashes = [hash(tuple(marks[: i + 1])) for i in range(len(marks))]
         seat = self.table.choose(ids, session, tuple((value, i + 1) for i, value in enumerate(hashes)))
         assert seat.slot not in self.running
         if seat.source is not None:
             assert seat.source != seat.slot
             self.rows[seat.slot] = self.rows[seat.source][: seat.reused]
+            if trimmed and seat.source not in seat.drop:
+                assert seat.source not in self.table.drop_all(), "given up while it is copied"
+                self.rows |= {i: [] for i, (held, _, _) in enumerate(self.table.rows()) if not held}
+                self.rows[seat.slot] = ids[: seat.reused]
+            self.table.copied(seat.source)
         assert seat.slot not in seat.drop
         self.drop(seat.drop)
         # what is promised to lie there does
@@ -189,6 +199,7 @@ class Slots(RuleBasedStateMachine):
         if seat is not None:
             assert seat.slot == slot and seat.source is not None and had < seat.reused < len(ids)
             self.rows[slot] = self.rows[seat.source][: seat.reused]
+            self.table.copied(seat.source)
             assert self.rows[slot] == ids[: seat.reused]
         self.rows[slot] = ids[: max(had, min(len(ids), len(self.rows[slot]) + n))]
         self.table.note_progress(slot, len(self.rows[slot]))
@@ -229,11 +240,14 @@ class FakeState:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
+        self.fail = False
 
     def reset(self, slot: int) -> None:
         self.done.append(("reset", slot))
 
     def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
+        if self.fail:
+            raise MemoryError
         self.done.append(("copy", source, target, n))
 
 
@@ -255,6 +269,24 @@ def test_decisions_are_carried_out_on_the_state() -> None:
     assert state.done[-1] == ("reset", 0)
     cache.check_integrity()
     cache.close()
+
+
+def test_a_copy_that_fails_gives_its_slot_back_and_its_source_stays() -> None:
+    state: Any = FakeState()
+    cache = PrefixCache(state)
+    first = cache.begin(A)
+    first.held[:] = A
+    first.end()
+    state.fail = True
+    with pytest.raises(MemoryError):
+        cache.begin([*A[:10], 1, 2])
+    state.fail = False
+    cache.check_integrity()
+    again = cache.begin([*A[:10], 1, 2])
+    assert (again.slot, again.reused) == (1, 10)
+    # while it is copied from, and not longer, nobody gives it up
+    assert cache.trim(0.0) == 1
+    again.end()
 
 
 def test_without_a_cache_everything_is_read_M132() -> None:
