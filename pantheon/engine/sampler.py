@@ -57,7 +57,8 @@ class SamplingParams:
     everything.  The defaults are OpenAI's temperature, with a min_p that keeps small models out of loops (SmolLM2-135M
     was still talking after 400 tokens in 1 of 60 greetings, against 4 of 24 at temperature 0.8 and min_p 0.05).
     logit_bias is added to the logits of (id, bias) pairs.  seed None: fresh entropy for every sampler.
-    top_logprobs None: no log-probabilities, 0: only the chosen token's, n: also the n most likely tokens.
+    top_logprobs None: no log-probabilities, 0: only the chosen token's, n: also the n most likely tokens; of the model,
+    or with `post_sampling` those that the token was drawn with, whose others are left out.
     """
 
     temperature: float = 1.0
@@ -71,6 +72,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     top_logprobs: int | None = None
+    post_sampling: bool = False
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)
@@ -227,6 +229,13 @@ class Sampler:
         return row
 
     def _draw(self, row: NDArray[np.float32], best: float, point: float) -> int:
+        ids, reached = self._candidates(row, best)
+        # scaled by the last sum, so that the index stays inside but for rounding
+        place = int(reached.searchsorted(point * reached[-1], side="right"))
+        return int(ids[min(place, len(ids) - 1)])
+
+    def _candidates(self, row: NDArray[np.float32], best: float) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The ids that may be drawn, and the sums of their masses up to each."""
         p = self.params
         floor = filters.min_p_floor(best, p.min_p)
         # a top_k beyond the vocabulary is off, unless there is so little to sort that one order serves all
@@ -246,18 +255,31 @@ class Sampler:
             reached = filters.masses(values, best, 1.0).cumsum()
         if p.temperature != 1.0:
             reached = filters.masses(values, best, p.temperature).cumsum()
-        # scaled by the last sum, so that the index stays inside but for rounding
-        place = int(reached.searchsorted(point * reached[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        return ids, reached
 
     def logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """The log-probabilities that the parameters ask for, of a token chosen from these logits and of the best."""
         n = self.params.top_logprobs
         if n is None:
             return None, ()
+        if self.params.post_sampling:
+            return self._drawn(logits, token, n)
         norm = filters.log_normaliser(logits)
         top = filters.top_ids(logits, min(n, self.n_vocab)) if n else ()
         return _logprob(logits[token], norm), tuple((int(i), _logprob(logits[i], norm)) for i in top)
+
+    def _drawn(self, logits: NDArray[np.float32], token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """What the token was drawn with; the row as `choose` left it."""
+        row = logits if self._scratch is None else self._scratch
+        best = int(row.argmax())
+        if self.params.temperature == 0:
+            return 0.0, ((best, 0.0),) if n else ()
+        ids, reached = self._candidates(row, float(row[best]))
+        masses = np.diff(reached, prepend=0.0) / reached[-1]
+        order = np.argsort(-masses, kind="stable")[:n]
+        top = tuple((int(ids[i]), math.log(masses[i])) for i in order if masses[i] > 0)
+        own = float(masses[ids == token].sum())
+        return (math.log(own) if own > 0 else LEAST_LOGPROB), top
 
 
 def _logprob(logit: float, normaliser: float) -> float:

@@ -29,6 +29,7 @@ class Defaults:
     frequency_penalty: float | None = None
     seed: int | None = None
     n_predict: int | None = None
+    verbose: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def fill(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--no-metrics", action="store_true", help="no GET /metrics")
     add("--no-slots", action="store_true", help="no GET /slots")
     add("--log-level", choices=LEVELS, default="info", help="lines to log (default: info)")
-    add("-v", "--verbose", "--log-verbose", dest="log_level", action="store_const", const="debug", help="the same as --log-level debug")  # fmt: skip # noqa: E501
+    add("-v", "--verbose", "--log-verbose", dest="log_level", action="store_const", const="debug", help="the same as --log-level debug; replies to chats show the prompt that was read")  # fmt: skip # noqa: E501
     add("--log-format", choices=log.FORMATS, help="lines for people, or one JSON object a line (default: PN_LOG_FORMAT, or text)")  # fmt: skip # noqa: E501
     add("--log-jsonl", dest="log_format", action="store_const", const="json", help="the same as --log-format json")
     add("--chat-template", metavar="TEXT", help="Jinja source of a chat template to use instead of the models' own, or chatml")  # fmt: skip # noqa: E501
@@ -283,6 +283,7 @@ def defaults(args: argparse.Namespace) -> Defaults:
         frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         n_predict=args.n_predict,
+        verbose=True if args.log_level == "debug" else None,
         template_kwargs={**_THINKING[args.reasoning or "auto"], **(args.chat_template_kwargs or {})},
     )
 

@@ -25,7 +25,7 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
         "--no-log-timestamps", "--check-tensors", "--op-offload", "--no-op-offload", "--no-cache-idle-slots",
         "--no-kv-unified", "-no-kvu", "--context-shift", "--special", "-sp", "--spm-infill", "--reuse-port",
         "--no-models-autoload", "--ui-mcp-proxy", "--no-ui-mcp-proxy", "--reasoning-preserve", "--no-mmproj",
-        "--no-cors-credentials", "--no-jinja",
+        "--no-cors-credentials", "--no-jinja", "--backend-sampling", "--backend_sampling",
     ),
 }  # fmt: skip
 #: the same with a value

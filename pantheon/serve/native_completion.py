@@ -5,6 +5,7 @@ Its fields and its shapes are llama-server's; samplers that this server does not
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +69,11 @@ def parse_native(
     text = TextRequest(
         model=fields.text("model"),
         prompts=() if infill else read_prompts(fields),
-        params=replace(sampling_params(fields, n_probs or None), logit_bias=ids),
+        params=replace(
+            sampling_params(fields, n_probs or None),
+            logit_bias=ids,
+            post_sampling=fields.flag("post_sampling_probs", False),
+        ),
         max_tokens=cap,
         stop=stop_strings(fields),
         n=fields.integer("n_cmpl" if fields.given("n_cmpl") else "n", 1, MAX_CHOICES, 1) or 1,
@@ -198,10 +203,13 @@ class NativeReply:
             "tokens_evaluated": len(self._jobs[self._index].prompt_ids),
         }
         if probs:
-            found["completion_probabilities"] = [probability(item) for item in probs]
+            found["completion_probabilities"] = self._shown(probs)
         if self._asked.timings_per_token:
             found["timings"] = self._turn.flight.timings()
         return frame({**found, **(more or {})})
+
+    def _shown(self, probs: Sequence[Logprob]) -> list[dict[str, Any]]:
+        return [probability(item, self._asked.text.params.post_sampling) for item in probs]
 
     def end(self, result: Result) -> Frames:
         body = self._final(result)
@@ -232,7 +240,7 @@ class NativeReply:
             "timings": result.timings,
         }
         if self._probs:
-            body["completion_probabilities"] = [probability(item) for item in self._probs]
+            body["completion_probabilities"] = self._shown(self._probs)
         return pick(body, self._asked.response_fields) if self._asked.response_fields else body
 
     def close(self) -> Frames:
@@ -249,14 +257,15 @@ def stop_type(result: Result) -> str:
     return "limit" if result.finish_reason == "length" else "eos"
 
 
-def probability(item: Logprob) -> dict[str, Any]:
-    """One token with the likeliest alternatives."""
-    top = [_token(token, data, value) for token, (data, value) in zip(item.top_ids, item.top, strict=True)]
-    return {**_token(item.id, item.token, item.logprob), "top_logprobs": top}
+def probability(item: Logprob, drawn: bool = False) -> dict[str, Any]:
+    """One token with the likeliest alternatives; `drawn`: as probabilities, which is what sampling left of them."""
+    top = [_token(token, data, value, drawn) for token, (data, value) in zip(item.top_ids, item.top, strict=True)]
+    return {**_token(item.id, item.token, item.logprob, drawn), "top_probs" if drawn else "top_logprobs": top}
 
 
-def _token(token: int, data: bytes, logprob: float) -> dict[str, Any]:
-    return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}
+def _token(token: int, data: bytes, logprob: float, drawn: bool) -> dict[str, Any]:
+    value = {"prob": math.exp(logprob)} if drawn else {"logprob": logprob}
+    return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), **value}
 
 
 def pick(body: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -416,3 +417,23 @@ def test_a_nucleus_of_the_whole_row_is_cut_by_min_p(top_p: float) -> None:
 def test_a_row_of_the_wrong_size_is_a_bug_not_a_guess() -> None:
     with pytest.raises(ValueError, match="shape"):
         Sampler(SamplingParams(), 4).sample(row(1, 2, 3))
+
+
+ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 0}, ALL, {"repeat_penalty": 1.3}])
+def test_what_a_token_was_drawn_with(options: dict[str, Any]) -> None:
+    """The probabilities that are told are those that the draws have: counted over many seeds."""
+    logits = np.asarray([2.0, 1.5, 1.0, 0.0, -1.0, -9.0], np.float32)
+    drawn = []
+    for seed in range(400):
+        sampler = Sampler(SamplingParams(seed=seed, top_logprobs=6, post_sampling=True, temperature=0.8, **options), 6)
+        sampler.prime([1, 1])
+        token, value, top = sampler.sample(logits)
+        drawn.append(token)
+        told = dict(top)
+        assert value == pytest.approx(told[token]) and sum(map(math.exp, told.values())) == pytest.approx(1)
+    for token, value in told.items():
+        assert drawn.count(token) / len(drawn) == pytest.approx(math.exp(value), abs=0.08)
+    assert set(drawn) <= set(told)

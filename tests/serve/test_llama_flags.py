@@ -43,7 +43,7 @@ def test_a_whole_command_line_of_llama_server_is_understood() -> None:
     assert (args.port, args.threads, args.threads_http, args.request_timeout) == (9, 2, None, 60)
     assert args.log_level == "debug" and flags.kv_type(args) == "f16" and flags.context(args) == 512
     assert flags.api_keys(args) == ("a", "b")
-    assert flags.defaults(args) == Defaults(temperature=0.8, seed=42, n_predict=8, top_k=1)
+    assert flags.defaults(args) == Defaults(temperature=0.8, seed=42, n_predict=8, top_k=1, verbose=True)
     assert set(args.without_effect) == {
         "--offline", "--batch-size", "--ubatch-size", "--n-gpu-layers", "--cont-batching", "--metrics", "--slots",
         "-fa", "--jinja", "--no-webui",

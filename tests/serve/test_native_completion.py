@@ -187,3 +187,14 @@ def test_a_grammar_is_enforced_and_a_bad_one_refused() -> None:
         for more in ({"grammar": "root ::= (a"}, {"grammar": 'root ::= "a"', "json_schema": {}}):
             answer = api.post("/completion", {"prompt": "x", **more})
             assert (answer.status, answer.json()["error"]["param"]) == (400, "grammar")
+
+
+def test_probabilities_that_sampling_left() -> None:
+    with scripted("x", "y") as api:
+        for temperature in (0, 1):
+            found = ask(api, n_probs=5, post_sampling_probs=True, temperature=temperature)["completion_probabilities"]
+            assert [item["token"] for item in found] == ["x", "y"]
+            for item in found:
+                # min_p leaves the script's token alone
+                assert item["prob"] == 1 and [other["prob"] for other in item["top_probs"]] == [1]
+                assert item["top_probs"][0]["id"] == item["id"] and "logprob" not in item
