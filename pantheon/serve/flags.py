@@ -22,7 +22,8 @@ from pantheon.serve.flags_llama import add_llama_flags
 from pantheon.serve.http_server import HttpConfig
 from pantheon.serve.loading import ModelSpec, default_name
 from pantheon.serve.registry import MR_MAX_MODELS
-from pantheon.text.chat_template import CHATML, ChatTemplate
+from pantheon.text.chat_template import ChatTemplate
+from pantheon.text.template_names import NAMED
 
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 _THINKING: dict[str, dict[str, Any]] = {
@@ -129,7 +130,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("-v", "--verbose", "--log-verbose", dest="log_level", action="store_const", const="debug", help="the same as --log-level debug; replies to chats show the prompt that was read")  # fmt: skip # noqa: E501
     add("--log-format", choices=log.FORMATS, help="lines for people, or one JSON object a line (default: PN_LOG_FORMAT, or text)")  # fmt: skip # noqa: E501
     add("--log-jsonl", dest="log_format", action="store_const", const="json", help="the same as --log-format json")
-    add("--chat-template", metavar="TEXT", help="Jinja source of a chat template to use instead of the models' own, or chatml")  # fmt: skip # noqa: E501
+    add("--chat-template", metavar="TEXT", help="Jinja source of a chat template to use instead of the models' own, or the name of one")  # fmt: skip # noqa: E501
     add("--chat-template-file", metavar="FILE", help="a file that holds it")
     add_batch_flags(parser)
     _add_defaults(parser)
@@ -296,10 +297,12 @@ def chat_template(args: argparse.Namespace) -> str | None:
         if source is not None:
             raise PantheonError("--chat-template-file: stands against --chat-template")
         flag, source = f"--chat-template-file {args.chat_template_file}", _text_of(args.chat_template_file)
-    if source is None or source == "chatml":
-        return source and CHATML
+    if source is None or source in NAMED:
+        return source and NAMED[source]
     if "{" not in source:
-        raise PantheonError(f"{flag}: {source[:80]!r} is no Jinja source, and the one template known by name is chatml")
+        raise PantheonError(
+            f"{flag}: {source[:80]!r} is no Jinja source; the templates known by name are {', '.join(NAMED)}"
+        )
     try:
         ChatTemplate(source)
     except PantheonError as fault:
