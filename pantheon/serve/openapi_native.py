@@ -70,7 +70,9 @@ TOKENIZE: tables.Fields = (
 )
 DETOKENIZE: tables.Fields = (array("tokens", {"type": "integer", "minimum": 0}, "token ids"), *tables.MODEL)
 
-_INPUT = [_STRING, _IDS, {"type": "array", "items": {"anyOf": [_STRING, _IDS, {"type": "object"}]}}, {"type": "object"}]
+_INPUT: list[dict[str, Any]] = [
+    _STRING, _IDS, {"type": "array", "items": {"anyOf": [_STRING, _IDS, {"type": "object"}]}}, {"type": "object"},
+]  # fmt: skip
 EMBEDDINGS: tables.Fields = (
     needed(either("input", _INPUT,
                   "a text, token ids, both mixed, `{\"prompt_string\": …}`, or at most 2,048 of these")),

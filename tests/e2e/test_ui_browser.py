@@ -104,7 +104,7 @@ def test_a_chat_streams_with_its_thoughts_apart_and_markup_stays_text(browser: B
         assert browser.run("document.querySelector('.user').textContent") == "Hi <i>there</i>"
         assert browser.run("document.querySelectorAll('#talk b, #talk i').length") == 0
         send(browser, "again")
-        browser.until("document.querySelectorAll('.assistant').length === 2 && !document.getElementById('send').disabled")
+        browser.until("document.querySelectorAll('.assistant').length === 2 && !running")
         assert browser.run("messages.map((m) => m.role).join()") == "user,assistant,user,assistant"
         browser.run("document.getElementById('clear').click()")
         assert browser.run("messages.length + document.getElementById('talk').children.length") == 0
