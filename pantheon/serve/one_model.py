@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pantheon.errors import NotFound
-from pantheon.serve import completions, health, messages_api, models_api, openai_chat, responses_api
+from pantheon.serve import completions, embeddings, health, messages_api, models_api, openai_chat, responses_api
 from pantheon.serve.context import App
 from pantheon.serve.http_request import Request
 from pantheon.serve.registry import Entry
@@ -21,6 +21,7 @@ from pantheon.serve.routes import HttpError, Responder
 _POSTS: dict[str, Callable[[App, Request, Responder], None]] = {
     "/v1/chat/completions": openai_chat.post_chat,
     "/v1/completions": completions.post_completion,
+    "/v1/embeddings": embeddings.post_openai,
     "/v1/responses": responses_api.post_response,
     "/v1/messages": messages_api.post_message,
     "/v1/messages/count_tokens": messages_api.post_count_tokens,

@@ -145,7 +145,7 @@ def routes() -> Iterator[Route]:
 _ONE = "/m/{model}"
 #: what one_model.py answers
 ONE_MODEL = frozenset({
-    "/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses",
+    "/health", "/v1/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses",
     "/v1/messages", "/v1/messages/count_tokens",
 })  # fmt: skip
 
