@@ -1,6 +1,6 @@
 """The scheduler under any order of joins, steps, slow reads, stops, cancels, faults, pressure, time and the end, one at
 a time on one thread, `check_integrity` after each.  Every token is held against the single-user loop's.
-[M087-M090, M093-M102, M106, M109, M128-M130, X06, X17, X23, X29, K01-K03]"""
+[M087-M090, M093-M102, M106, M109, M128-M130, M216, X06, X17, X23, X29, K01-K03]"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.users: list[User] = []
-        self.arrivals = self.answers = self.faults = 0
+        self.arrivals = self.answers = self.faults = self.moves = 0
         self.closed = False
 
     @initialize(
@@ -179,10 +179,11 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the world ---------------------------------------------------------------------------------------------------
 
-    @rule(what=st.sampled_from(["pressure", "ladder", "time", "trim", "end"]), level=st.sampled_from(Level),
+    @rule(what=st.sampled_from(["pressure", "ladder", "time", "trim", "rehouse", "end"]), level=st.sampled_from(Level),
           ceiling=st.integers(0, 5), seconds=st.sampled_from([0.1, 1.0, 2.5, 31.0]))  # fmt: skip
     def world(self, what: str, level: Level, ceiling: int, seconds: float) -> None:
-        """Pressure flips, the ladder moves, time passes, idle conversations are given up, the server ends."""
+        """Pressure flips, the ladder moves, time passes, idle conversations are given up, the state is changed for
+        another (a rung that changes the KV format), the server ends."""
         if what == "pressure":
             self.scheduler.notify_pressure(level)
         elif what == "ladder":
@@ -192,9 +193,20 @@ class Machine(RuleBasedStateMachine):
         elif what == "trim" and self.cache is not None:
             self.cache.trim(ceiling / 5)
             self.cache.trim(1.0)
+        elif what == "rehouse":
+            self.rehouse()
         elif what == "end" and self.arrivals > 6:
             self.scheduler.close()
             self.closed = True
+
+    def rehouse(self) -> None:
+        """Another state, if nobody sits in the old one; rows left in the old one would be missed in the new one."""
+        state = self.model.new_state(SLOTS)
+        cache = PrefixCache(state, users=USERS, max_idle=60) if self.cache is not None else None
+        moved = self.scheduler.rehouse(state, cache)
+        assert moved == self.scheduler.resting == all(user.handle is None for user in self.users)
+        if moved:
+            self.cache, self.moves = cache, self.moves + 1
 
     @invariant()
     def sound(self) -> None:
@@ -249,7 +261,7 @@ def test_long_walks(seed: int) -> None:
             case "s":
                 machine.stop(which, chance.choice(["leave", "cancel", "fail"]))
             case "o":
-                what = chance.choice(["pressure", "ladder", "time", "trim"])
+                what = chance.choice(["pressure", "ladder", "time", "trim", "rehouse"])
                 level = chance.choice([Level.OK, Level.OK, Level.OK, Level.TIGHT, Level.CRITICAL])
                 machine.world(what, level, chance.randrange(6), chance.choice([0.1, 1.0, 2.5]))
             case _:
@@ -259,6 +271,12 @@ def test_long_walks(seed: int) -> None:
     totals = machine.scheduler.view()["totals"]
     assert machine.answers > 20 and totals["decode_columns"] > 100 and totals["runs"] > 30, totals
     assert machine.cache is None or totals["cached_tokens"] > 50
+    for user in list(machine.users):
+        machine.dismiss(user)
+    machine.world("rehouse", Level.OK, 0, 0.0)
+    assert machine.moves, "nobody was in the way"
+    machine.world("pressure", Level.OK, 0, 0.0)
+    machine.join(asked())
     machine.world("end", Level.OK, 0, 0.0)
     machine.work([("drive", 0), *(("pull", i) for i in range(40))])
     machine.teardown()
