@@ -41,6 +41,8 @@ def json_rule(schema: Any, param: str) -> str:
 
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
+#: how fine a number between two bounds may be
+_DECIMALS = 1e-9
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
@@ -54,8 +56,9 @@ _COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "depe
 def tamed(schema: Any) -> Any:
     """The schema with an end in sight, which small models need; what fits it, fits the schema as it was.
 
-    Open integers are held to what JSON readers can hold, ±(2^53 - 1) [RFC 8259 §6]: else digits go on.  An object that
-    lists its properties and says nothing of others has no others: else they go on.
+    Open integers are held to what JSON readers can hold, ±(2^53 - 1) [RFC 8259 §6], and numbers between two bounds to
+    nine decimals: else digits go on.  An object that lists its properties and says nothing of others has no others:
+    else they go on.
     """
     return _tamed(schema, closing="allOf" not in json.dumps(schema))
 
@@ -66,6 +69,8 @@ def _tamed(schema: Any, closing: bool) -> Any:
     made = dict(schema)
     if schema.get("type") == "integer" and not any(key in schema for key in _BOUNDS):
         made.update(minimum=-(2**53) + 1, maximum=2**53 - 1)
+    if schema.get("type") == "number" and _between_bounds(schema):
+        made["multipleOf"] = _DECIMALS
     for key, value in schema.items():
         if key in _SCHEMA_MAPS and isinstance(value, Mapping):
             made[key] = {name: _tamed(inner, closing) for name, inner in value.items()}
@@ -76,6 +81,12 @@ def _tamed(schema: Any, closing: bool) -> Any:
     if closing and _lists_its_properties(schema):
         made["additionalProperties"] = False
     return made
+
+
+def _between_bounds(schema: Mapping[str, Any]) -> bool:
+    low, high = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+    free = not any(key in schema for key in ("multipleOf", "enum", "const"))
+    return free and any(key in schema for key in low) and any(key in schema for key in high)
 
 
 def _lists_its_properties(schema: Mapping[str, Any]) -> bool:

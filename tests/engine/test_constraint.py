@@ -290,6 +290,19 @@ def test_open_integers_end() -> None:
     assert constraint.done
 
 
+def test_numbers_between_bounds_end() -> None:
+    schema = {"type": "number", "minimum": 0, "maximum": 2.5}
+    constraint = make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": schema}})
+    assert constraint is not None
+    for byte in b"1.123456789":
+        assert not constraint.done
+        constraint.accept(byte)
+    assert constraint.done
+    # what is not bounded may be written with an exponent
+    assert tamed({"type": "number", "minimum": 0}) == {"type": "number", "minimum": 0}
+    assert tamed({**schema, "multipleOf": 0.5}) == {**schema, "multipleOf": 0.5}
+
+
 def test_two_answers_of_one_grammar_do_not_share_their_place() -> None:
     first = make_constraint(TOKENIZER, {"type": "json_object"})
     assert first is not None
