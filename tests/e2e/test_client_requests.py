@@ -95,3 +95,46 @@ def test_completions_whole_and_streamed(api: Api, body: dict[str, Any], headers:
     assert whole["object"] == "text_completion" and whole["choices"][0]["text"] == "Hello, world"
     stream = ask(api, "/v1/completions", {**body, "model": "text"}, headers, stream=True)
     assert "".join(choice["text"] for choice in stream.choices()) == "Hello, world"
+
+
+def named_events(api: Api, path: str, body: dict[str, Any], headers: list[str]) -> list[dict[str, Any]]:
+    answer = api.post(path, {**body, "stream": True}, *headers)
+    assert answer.status == 200, answer.body
+    return [json.loads(line[6:]) for line in answer.body.decode().split("\n") if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("model", ["text", "calls"])
+@pytest.mark.parametrize(("body", "headers"), captures("/v1/responses"))
+def test_responses_whole_and_streamed(api: Api, model: str, body: dict[str, Any], headers: list[str]) -> None:
+    """Codex needs output_item.done and response.completed, with usage; anything less and it asks six times."""
+    body = {**body, "model": model}
+    whole = ask(api, "/v1/responses", body, headers, stream=False)
+    events = named_events(api, "/v1/responses", body, headers)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last = events[-1]
+    assert last["type"] == "response.completed" and last["response"]["usage"]["total_tokens"] > 0
+    for reply in (whole, last["response"]):
+        assert [item["type"] for item in reply["output"]] == [item["type"] for item in items]
+    wanted = ["message", "function_call"] if model == "calls" and body.get("tools") else ["message"]
+    assert [item["type"] for item in items] == wanted
+    if wanted[-1] == "function_call":
+        assert items[-1]["call_id"] and json.loads(items[-1]["arguments"]) == {"path": "README.md"}
+
+
+@pytest.mark.parametrize("model", ["text", "calls"])
+@pytest.mark.parametrize(("body", "headers"), captures("/v1/messages?beta=true"))
+def test_messages_whole_and_streamed(api: Api, model: str, body: dict[str, Any], headers: list[str]) -> None:
+    """Claude Code always asks for adaptive thinking: what the model says must not all become a thought."""
+    path, body = "/v1/messages?beta=true", {**body, "model": model}
+    whole = ask(api, path, body, headers, stream=False)
+    wanted = ["text", "tool_use"] if model == "calls" else ["text"]
+    assert [block["type"] for block in whole["content"]] == wanted
+    assert whole["stop_reason"] == {"calls": "tool_use", "text": "end_turn"}[model]
+    events = named_events(api, path, body, headers)
+    assert events[0]["type"] == "message_start" and events[-1] == {"type": "message_stop"}
+    started = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    (ending,) = [event for event in events if event["type"] == "message_delta"]
+    assert started == wanted and ending["delta"]["stop_reason"] == whole["stop_reason"]
+    count = api.post("/v1/messages/count_tokens", {key: body[key] for key in ("model", "messages", "system", "tools")})
+    assert count.status == 200 and count.json()["input_tokens"] > 0

@@ -126,6 +126,35 @@ def test_parse(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.parsed == City(city="Oslo")
 
 
+def test_an_agent_reads_a_file_and_answers(api: Api, client: openai.OpenAI) -> None:
+    """The loop of every harness: a call, its result, another answer; the second turn reads only what is new."""
+    then = {"a tiny readme": ["It is ", "a demo."]}
+    api.add("agent", pieces=["Let me look.", "\n", *CALL], then=then)
+    messages: Any = list(HI)
+    tools: Any = [WEATHER]
+    for _ in range(3):
+        with client.chat.completions.stream(model="agent", messages=messages, tools=tools) as stream:
+            reply = stream.until_done().get_final_completion()
+        message = reply.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "a tiny readme"})
+    assert [m["role"] if isinstance(m, dict) else m.role for m in messages[2:]] == ["assistant", "tool", "assistant"]
+    assert messages[2].content.strip() == "Let me look." and messages[-1].content == "It is a demo."
+
+
+def test_embeddings(client: openai.OpenAI) -> None:
+    """The SDK asks for base64 unless told otherwise: both forms are the same numbers."""
+    coded = client.embeddings.create(model="chat", input=["Hello", "World"])
+    plain = client.embeddings.create(model="chat", input=["Hello", "World"], encoding_format="float")
+    assert [one.index for one in coded.data] == [0, 1] and coded.usage.prompt_tokens > 0
+    for a, b in zip(coded.data, plain.data, strict=True):
+        assert a.embedding == pytest.approx(b.embedding) and len(a.embedding) > 1
+    assert coded.data[0].embedding != coded.data[1].embedding
+
+
 def test_legacy_completions(client: openai.OpenAI) -> None:
     assert client.completions.create(model="chat", prompt="Hello", max_tokens=2).choices[0].text == "Hello"
     streamed = client.completions.create(model="chat", prompt="Hello", max_tokens=2, stream=True)
