@@ -25,6 +25,7 @@ from pantheon.serve.routes import Responder
 JSON = "application/json"
 EVENTS = "text/event-stream"
 _LOOK = (401, 403)
+_READ = (400, 401, 403, 404, 408, 413, 415, 503)
 _RUN = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 _ADMIN = (400, 401, 403, 404, 408, 409, 413, 415, 422, 503, 507)
 
@@ -63,11 +64,13 @@ def _post(path: str, summary: str, group: str, fields: tables.Fields, example: A
     return Route("POST", path, summary, group, fields, **{"answers": {200: (JSON, example)}, "faults": _RUN, **more})
 
 
+_ROOT = (JSON, {"service": "pantheon", "status": "ok"})
 _PROBE = {200: (JSON, {"status": "ok"}), 503: (JSON, {"status": "loading"})}
 _GENERATED = tables.MODEL + tables.STREAM + tables.LENGTH + tables.SAMPLING + tables.SESSION
 _CHAT = tables.CHAT + _GENERATED
 _ROWS: tuple[Route, ...] = (
-    _get("/", "The process lives", "health", {"service": "pantheon", "status": "ok"}, faults=(), guard="open"),
+    Route("GET", "/", "The process lives; 302 to /ui for a browser", "health", answers={200: _ROOT, 302: _ROOT}, faults=(),
+          guard="open"),
     *(Route("GET", path, "Whether a chat can be answered now", "health", answers=_PROBE, faults=(403,), guard="open")
       for path in ("/health", "/v1/health", "/ready")),
     Route("GET", "/metrics", "Counters for Prometheus", "health", answers={200: ("text/plain", "")},
@@ -84,19 +87,20 @@ _ROWS: tuple[Route, ...] = (
     *(Route("POST", path, "Not supported", "models", faults=(401, 403, 501))
       for path in ("/props", "/lora-adapters", "/rerank")),
     _post("/v1/chat/completions", "Answer a conversation", "chat", _CHAT, answers.CHAT),
-    _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION),
+    _post("/v1/completions", "Continue a text", "chat", tables.COMPLETION + _GENERATED, answers.COMPLETION,
+          faults=(*_RUN, 501)),
     _post("/v1/responses", "Answer a conversation, OpenAI's newer API", "chat", doors.RESPONSES, doors.RESPONSE),
     _post("/v1/messages", "Answer a conversation, Anthropic's API", "chat", doors.MESSAGES, doors.MESSAGE),
     _post("/v1/messages/count_tokens", "How many tokens such a request has", "chat", doors.COUNTED,
           {"input_tokens": 21}),
     _post("/completion", "Continue a text, llama-server's API", "native", native.COMPLETION, native.ANSWER),
     _post("/infill", "Fill a gap in a text", "native", native.INFILL, native.ANSWER, faults=(*_RUN, 501)),
-    _post("/tokenize", "Token ids of a text", "native", native.TOKENIZE, {"tokens": [19556]}),
-    _post("/detokenize", "The text of token ids", "native", native.DETOKENIZE, {"content": "Hello"}),
+    _post("/tokenize", "Token ids of a text", "native", native.TOKENIZE, {"tokens": [19556]}, faults=_READ),
+    _post("/detokenize", "The text of token ids", "native", native.DETOKENIZE, {"content": "Hello"}, faults=_READ),
     _post("/apply-template", "The prompt of a conversation, as text", "native", _CHAT,
-          {"prompt": "<|im_start|>user"}),
+          {"prompt": "<|im_start|>user"}, faults=_READ),
     _post("/v1/chat/completions/input_tokens", "How many tokens a conversation is", "native", _CHAT,
-          {"object": "response.input_tokens", "input_tokens": 31}),
+          {"object": "response.input_tokens", "input_tokens": 31}, faults=_READ),
     _post("/v1/embeddings", "Texts as vectors", "native", native.EMBEDDINGS, native.VECTORS),
     _post("/embedding", "Texts as vectors, llama-server's API", "native", native.EMBEDDING,
           [{"index": 0, "embedding": [[0.1]]}]),
@@ -112,8 +116,8 @@ _ROWS: tuple[Route, ...] = (
     _get("/admin/dies", "Dies, their budgets and what is on them", "admin", answers.DIES, guard="admin"),
     _get("/admin/memory", "Memory, its level, and what models give up", "admin", answers.MEMORY, guard="admin"),
     _get("/admin/sched", "Who works and who waits", "admin", answers.SCHED, guard="admin"),
-    _get("/admin/plan", "Whether a load would fit now", "admin", answers.PLAN, query=tables.PLAN, faults=_ADMIN,
-         guard="admin"),
+    _get("/admin/plan", "Whether a load would fit now", "admin", answers.PLAN, query=tables.PLAN,
+         faults=(400, 401, 403, 404, 409, 422, 503, 507), guard="admin"),
 )  # fmt: skip
 #: other names of what has a row
 SAME = {

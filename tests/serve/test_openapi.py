@@ -117,6 +117,20 @@ def test_the_reference_has_each_field_as_it_is_declared(route: Route) -> None:
     assert set(own) <= {field.name for field in (*route.fields, *route.query)}
 
 
+def status_rows() -> list[str]:
+    """Rows of the reference: statuses, and the routes that have them."""
+    groups: dict[str, list[str]] = {}
+    for route in openapi.ROUTES:
+        statuses = ", ".join(map(str, sorted({*(route.answers or {}), *route.faults})))
+        groups.setdefault(statuses, []).append(f"`{route.method} {route.path}`")
+    return [f"| {', '.join(routes)} | {statuses} |" for statuses, routes in groups.items()]
+
+
+def test_the_reference_has_the_statuses_of_each_route() -> None:
+    missing = [row for row in status_rows() if row + "\n" not in _sections()["Statuses"]]
+    assert missing == [], "rows to put into docs/reference/http-api.md"
+
+
 # ---- the parsers ----------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +209,11 @@ def _values_of(field: Field, schema: dict[str, Any]) -> Iterator[tuple[Any, bool
         yield from (([item] * schema["maxItems"], True), ([item] * (schema["maxItems"] + 1), False))
 
 
-CASES = [(route, field) for route in POSTS for field in route.fields if field.read and field.checked]
+#: a row that several routes share is tried on the first
+CASES = list({
+    (id(field), route.group): (route, field) for route in reversed(POSTS) for field in route.fields
+    if field.read and field.checked
+}.values())  # fmt: skip
 
 
 @pytest.mark.parametrize(("route", "field"), CASES, ids=lambda c: c.name if isinstance(c, Field) else c.path)
