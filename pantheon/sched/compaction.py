@@ -24,11 +24,13 @@ class Decode(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A slot whose prompt `ids` lies in the state up to `done`."""
+    """A slot whose prompt `ids` lies in the state up to `done`.  A forward ends at each of `stops` at the latest: there
+    a state that can not be cut anywhere is remembered."""
 
     slot: int
     ids: Sequence[int]
     done: int
+    stops: tuple[int, ...] = ()
 
 
 class Part(NamedTuple):
@@ -57,7 +59,7 @@ def cut(prompts: Sequence[Prompt], budget: int) -> tuple[Part, ...]:
     """Up to `budget` tokens of the prompts, the first of them first; what it leaves goes to those behind it."""
     parts = []
     for prompt in prompts:
-        end = min(len(prompt.ids), prompt.done + budget)
+        end = min([len(prompt.ids), prompt.done + budget, *(stop for stop in prompt.stops if stop > prompt.done)])
         if end > prompt.done:
             parts.append(Part(prompt.slot, prompt.done, end, end == len(prompt.ids)))
             budget -= end - prompt.done

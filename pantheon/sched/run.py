@@ -49,6 +49,8 @@ class Run:
         self._logprobs = params.top_logprobs is not None
         #: where it sits, and every token whose rows lie there: the log that the next turn starts from [M130]
         self.warm = Warm(None, -1, 0, ())
+        #: where the state is remembered while the prompt is read: of a recurrent one, that can not be cut anywhere
+        self.stops: tuple[int, ...] = ()
         #: tokens sampled; the last of them, which is not in the state yet
         self.n, self.token = 0, -1
         # ---- guarded by mu
@@ -69,7 +71,7 @@ class Run:
     @property
     def reading(self) -> Prompt:
         """What of the prompt is still to be read."""
-        return Prompt(self.warm.slot, self.ids, len(self.warm.held))
+        return Prompt(self.warm.slot, self.ids, len(self.warm.held), self.stops)
 
     @property
     def next_column(self) -> Decode:

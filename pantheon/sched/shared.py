@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pantheon import seams
 from pantheon.accel.executor import Columns, RunnerState
-from pantheon.engine.generate import PREFILL_CHUNK, Token
+from pantheon.engine.generate import PREFILL_CHUNK, Token, checkpoints
 from pantheon.engine.prefix_cache import Marks, PrefixCache, Warm
 from pantheon.errors import Unavailable
 from pantheon.sched.compaction import Step
@@ -128,6 +128,8 @@ class Shared:
         except BaseException:
             run.warm.end(keep=False)
             raise
+        if not getattr(self.state, "can_truncate", True):
+            run.stops = checkpoints(run.ids, self.model.tokenizer.eog_ids)
         slot = self.slots[run.warm.slot]
         with self.mu:
             slot.move(Phase.PREFILL, Actor.OWNER)
@@ -186,6 +188,8 @@ class Shared:
             runs[index].warm.held.append(runs[index].token)
         for part in step.parts:
             runs[part.slot].warm.held += runs[part.slot].ids[part.first : part.end]
+            if part.end in runs[part.slot].stops:
+                self.state.checkpoint(part.slot, part.end)  # type: ignore[attr-defined]
             if self.cache is not None:
                 self.cache.note_progress(part.slot, part.end)
         landed = [(index, _taken(runs[index], rows[i])) for i, index in enumerate(step.landing)]

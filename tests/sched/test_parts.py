@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pantheon.mem.mem_state import Level
-from pantheon.sched.compaction import Decode, Prompt, compose
+from pantheon.sched.compaction import Decode, Prompt, compose, cut
 from pantheon.sched.overflow import LATER, Gate, Promises, Verdict, arrive, eta_s, retry_after_s
 from pantheon.sched.ring import Ring
 from pantheon.sched.slot import MOVES, Actor, IllegalMove, Phase, Slot
@@ -140,6 +140,15 @@ def test_a_prompt_rides_behind_the_decoders() -> None:
     assert step.columns.tokens.tolist() == [9, 2, 3, 4, 5, 6]
     assert step.landing == (0, 1) and step.columns.wanted.tolist() == [0, 4]
     assert [part.last for part in step.parts] == [True, False]
+
+
+def test_a_prompt_stops_where_its_state_is_remembered_and_the_next_one_has_the_rest() -> None:
+    """X12: of recurrent states."""
+    ids = list(range(20))
+    parts = [cut([Prompt(0, ids, done, (7, 19)), Prompt(1, ids, 0)], 10) for done in (0, 7, 17, 19)]
+    assert [[(part.first, part.end, part.last) for part in both] for both in parts] == [
+        [(0, 7, False), (0, 3, False)], [(7, 17, False)], [(17, 19, False), (0, 8, False)], [(19, 20, True), (0, 9, False)],
+    ]  # fmt: skip
 
 
 @given(st.data())

@@ -18,9 +18,11 @@ GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "turns"])
-def test_eight_at_once_equal_their_solo_runs_M074_M107(mixed: bool) -> None:
-    """Three turns of twelve conversations on eight slots, some seeded: prompts of 1 to 150 tokens, warm from turn 2."""
-    model = tiny("tiny-llama-k.Q4_K_M", "cpu", 512)
+@pytest.mark.parametrize("stem", ["tiny-llama-k.Q4_K_M", "tiny-qwen35.Q8_0"], ids=["attention", "recurrent"])
+def test_eight_at_once_equal_their_solo_runs_M074_M107(stem: str, mixed: bool) -> None:
+    """Three turns of twelve conversations on eight slots, some seeded: prompts of 1 to 150 tokens, warm from turn 2; also
+    where a state can only be taken back to what was remembered of it [X12]."""
+    model = tiny(stem, "cpu", 512)
     chance = random.Random(11)
     state = model.new_state(12)
     config = SchedConfig(users=8, chunk=32, mixed=mixed)
@@ -48,7 +50,7 @@ def test_eight_at_once_equal_their_solo_runs_M074_M107(mixed: bool) -> None:
                     logs[who] += [*answer, *(chance.randrange(model.n_vocab) for _ in range(9))]
                 scheduler.check_integrity()
         totals = scheduler.view()["totals"]
-        assert totals["runs"] == 36 and totals["cached_tokens"] > 500 and totals["faults"] == 0
+        assert totals["runs"] == 36 and totals["cached_tokens"] > 300 and totals["faults"] == 0
         assert totals["decode_columns"] > totals["steps"], "nobody shared a step"
     finally:
         scheduler.close()
