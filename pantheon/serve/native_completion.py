@@ -47,12 +47,14 @@ NATIVE = _Native()
 
 @dataclass(frozen=True)
 class NativeRequest:
-    """One checked request: what the engine is asked for, and what the reply shows."""
+    """One checked request: what the engine is asked for, and what the reply shows.  `only_prompt`: nothing is to be
+    made, the prompt is read for the next request; the one token that comes with that is not shown."""
 
     text: TextRequest
     several: bool = False
     return_tokens: bool = False
     response_fields: tuple[str, ...] = ()
+    only_prompt: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
 
@@ -64,6 +66,8 @@ def parse_native(
     # what differs from the chat API lies over the body: the shared readers then read the rest of it as they do there
     fields = Fields(ChainMap({"logit_bias": None, **_lenient(body)}, body))
     n_probs = fields.integer("n_probs" if fields.given("n_probs") else "logprobs", 0, MAX_PROBS, 0)
+    caps = [body.get(name) for name in ("n_predict", "max_tokens")]
+    only_prompt = any(cap == 0 and not isinstance(cap, bool) for cap in caps) and not infill
     cap, _ = max_tokens(fields, "n_predict", "max_tokens")
     ids, texts = read_bias(Fields(body))
     text = TextRequest(
@@ -91,6 +95,7 @@ def parse_native(
         several=not infill and (is_several(body.get("prompt")) or text.n > 1),
         return_tokens=fields.flag("return_tokens", False),
         response_fields=tuple(shown),
+        only_prompt=only_prompt,
         timings_per_token=fields.flag("timings_per_token", False),
         return_progress=fields.flag("return_progress", False),
     )
@@ -98,7 +103,7 @@ def parse_native(
 
 def _lenient(body: Mapping[str, Any]) -> dict[str, Any]:
     """What this API lets pass and the others refuse: a temperature below 0 is greedy, an empty stop string is none,
-    a count of -2 runs to the end of the window."""
+    a count of -2 runs to the end of the window, one of 0 makes nothing."""
     found: dict[str, Any] = {}
     temperature, stop = body.get("temperature"), body.get("stop")
     if isinstance(temperature, int | float) and temperature < 0:
@@ -106,8 +111,9 @@ def _lenient(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(stop, list):
         found["stop"] = [item for item in stop if item != ""]
     for name in ("n_predict", "max_tokens"):
-        if body.get(name) == -2:
-            found[name] = -1
+        value = body.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value in (-2, 0):
+            found[name] = 1 if value == 0 else -1
     return found
 
 
@@ -176,6 +182,8 @@ class NativeReply:
         return ()
 
     def step(self, step: Step) -> Frames:
+        if self._asked.only_prompt:
+            return ()
         text = "".join(delta.text for delta in step.deltas)
         tokens = [] if step.token is None else [step.token]
         probs = [] if step.logprob is None else [step.logprob]
@@ -228,13 +236,13 @@ class NativeReply:
             "id_slot": 0,
             "stop": True,
             "model": self._turn.entry.name,
-            "tokens_predicted": result.completion_tokens,
+            "tokens_predicted": 0 if self._asked.only_prompt else result.completion_tokens,
             "tokens_evaluated": result.prompt_tokens,
             "generation_settings": generation_settings(self._asked.text, self._model),
             "prompt": self._model.detokenize(job.prompt_ids, special=True),
             "has_new_line": "\n" in text,
             "truncated": False,
-            "stop_type": stop_type(result),
+            "stop_type": "limit" if self._asked.only_prompt else stop_type(result),
             "stopping_word": result.stop_word or "",
             "tokens_cached": result.cached_tokens,
             "timings": result.timings,

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve.api_server import Api, scripted
+from tests.serve.api_server import Api, answer_of, scripted
+from tests.serve.batch_server import batching
 
 PATH = "/v1/embeddings"
 
@@ -99,3 +100,19 @@ def test_an_answer_in_the_making_is_not_disturbed() -> None:
         assert sock.recv(1)
         assert api.post(PATH, {"input": "a"}).status == 429
         sock.close()
+
+
+def test_beside_answers_of_other_users() -> None:
+    """With a scheduler it has a place like everyone, and its forwards take turns with theirs."""
+    with batching(2, script={"eog": False, "decode_ms": 2}) as b:
+        sock = b.open(max_tokens=60, stream=True)
+        b.until_load(1)
+        found = b.api.post(PATH, {"input": ["abc" * 100, "abc"]})
+        assert found.status == 200 and found.json()["usage"]["prompt_tokens"] == 303
+        answer = answer_of(sock)
+        assert answer.status == 200 and answer.events[-1] == "[DONE]"
+        b.until_load(0)
+        assert b.api.post("/completion", {"prompt": ["a", "b"], "n_predict": 2}).status == 200
+        scored = {"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 1}
+        assert b.api.post("/v1/completions", scored).status == 200
+        b.sched.check_integrity()

@@ -198,3 +198,12 @@ def test_probabilities_that_sampling_left() -> None:
                 # min_p leaves the script's token alone
                 assert item["prob"] == 1 and [other["prob"] for other in item["top_probs"]] == [1]
                 assert item["top_probs"][0]["id"] == item["id"] and "logprob" not in item
+
+
+def test_a_prompt_that_is_only_read_is_warm_afterwards() -> None:
+    with scripted("x", "y") as api:
+        body = ask(api, n_predict=0)
+        assert (body["content"], body["tokens_predicted"], body["stop_type"]) == ("", 0, "limit")
+        (event,) = events(api, n_predict=0)
+        assert event["stop"] and event["content"] == ""
+        assert api.post("/completion", {"prompt": "x", "n_predict": False}).status == 400
