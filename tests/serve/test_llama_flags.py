@@ -70,7 +70,7 @@ def test_what_pantheon_does_not_do_is_refused_by_name(capsys: pytest.CaptureFixt
         (["--lora", "x.gguf"], "--lora is llama-server's, and not here: adapters are not supported"),
         (["-m", "X", "-hf", "org/model", "--port", "1"], "-hf is llama-server's, and not here: nothing is downloaded"),
         (["--rerank"], "--rerank is llama-server's, and not here: there is no reranking"),
-        (["-ctk", "q5_1"], "-ctk/--cache-type-k: invalid choice: 'q4_0'"),
+        (["-ctk", "q5_1"], "-ctk/--cache-type-k: invalid choice: 'q5_1'"),
     ):
         assert part in refused(capsys, *words)
     # no flag is a short form of another one
