@@ -268,7 +268,7 @@ class ReferenceRunner:
 
     def _experts(self, op: ExpertMatMul, call: _Call) -> None:
         w: Experts = op.weight
-        weights = self._tensors[w.tensor][:, w.first_row : w.first_row + w.rows]
+        weights = self._tensors[w.tensor].reshape(w.experts, -1, w.cols)[:, w.first_row : w.first_row + w.rows]
         chosen = call.get(op.chosen).astype(int)
         k = chosen.shape[1]
         x = call.get(op.x).reshape(len(chosen), -1, w.cols)

@@ -84,10 +84,11 @@ def inspect_file(path: str, args: argparse.Namespace) -> dict[str, Any]:
         if plan:
             report["plan"] = plan_summary(plan, args.plan)
             report["memory"] = attempt(lambda: memory(file, plan, args.ctx, args.kv_type))
+            attempt(lambda: check(file, plan, args.ctx, args.kv_type))
         if tokenizer:
             report["tokenizer"] = tokenizer_summary(tokenizer, file.metadata)
             report["template"] = attempt(lambda: template_summary(file, tokenizer))
-    return {**report, "faults": faults}
+    return {**report, "runs": not faults, "faults": faults}
 
 
 def inspect_script(path: str) -> dict[str, Any]:
@@ -173,6 +174,17 @@ def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> 
     return {"n_ctx": n_ctx, "kv_type": kv.value, "kv_per_token_bytes": per_token, **parts, **total}
 
 
+def check(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> None:
+    """Raise what a load would: types and shapes that no kernel takes, more memory than the machine has."""
+    from pantheon.accel.cpu.executor import CpuExecutor
+    from pantheon.engine import load
+
+    n_ctx = load.pick_ctx(ctx, plan)
+    kv = load.pick_kv_type(kv_type, "cpu", file, plan)
+    load.check_runs(plan, file, kv)
+    load.check_memory(plan, n_ctx, kv, weights=load.packed_bytes(CpuExecutor(), file, plan, n_ctx, kv))
+
+
 def tokenizer_summary(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Model, sizes and special ids."""
 
@@ -212,6 +224,8 @@ def template_summary(file: GGUFFile, tokenizer: Tokenizer) -> dict[str, Any]:
 def as_text(report: Mapping[str, Any]) -> list[str]:
     """The report for people."""
     lines = [f"file       {report['file']}"]
+    if "runs" in report:
+        lines.append(f"will run   {'yes' if report['runs'] else 'no'}")
     if "gguf_version" in report:
         lines.append(f"format     GGUF version {report['gguf_version']}, alignment {report['alignment']}")
     if report.get("metadata"):

@@ -6,6 +6,8 @@ Nothing is kept of a load that fails; every refusal names the file and what is w
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,7 @@ def load_model(
         tokenizer = tokenizer_of(file, plan)
         n_ctx = pick_ctx(ctx, plan)
         kv = pick_kv_type(kv_type, executor, file, plan)
-        check_memory(plan, n_ctx, kv)
+        check_memory(plan, n_ctx, kv, weights=packed_bytes(die, file, plan, n_ctx, kv))
         seams.hit("upload")
         runner = _upload(die, plan, file, n_ctx, kv, progress)
         chat_template = template_of(file, tokenizer, template)
@@ -113,16 +115,31 @@ def load_model(
 
 
 def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, progress: Progress | None) -> Runner:
-    """Hand the weights over; a fault names the file, not only the tensor."""
-    try:
+    """Hand the weights over."""
+    with _faults_of(file, die.name):
         return die.load(plan, GGUFWeights(file), n_ctx=n_ctx, kv_type=kv, progress=progress)
+
+
+def check_runs(plan: Plan, file: GGUFFile, kv: KVType) -> None:
+    """Raise what a load on the cpu executor would raise for types and shapes; nothing is loaded."""
+    from pantheon.accel.cpu.executor import CpuExecutor
+
+    with _faults_of(file, "cpu"):
+        CpuExecutor().check(plan, GGUFWeights(file), kv_type=kv)
+
+
+@contextmanager
+def _faults_of(file: GGUFFile, executor: str) -> Iterator[None]:
+    """A fault names the file, not only the tensor."""
+    try:
+        yield
     except PantheonError as fault:
         if isinstance(fault, ModelFileError) and fault.path in map(str, file.shards):
             raise
         raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
     except ValueError as fault:
         # a plan that is sound, but of shapes that this executor has no kernels for
-        raise ModelFileError(file.path, f"the {die.name} executor can not run it: {fault}") from fault
+        raise ModelFileError(file.path, f"the {executor} executor can not run it: {fault}") from fault
 
 
 def load_tokenizer_file(path: str | Path) -> Tokenizer:
@@ -211,18 +228,31 @@ def pick_ctx(ctx: int | None, plan: Plan) -> int:
     return ctx
 
 
-def check_memory(plan: Plan, n_ctx: int, kv: KVType, installed: int | None = None) -> None:
-    """Refuse a context that the machine could never hold: mappings are lazy, so it would only die later, in use.
+def packed_bytes(die: Any, file: GGUFFile, plan: Plan, n_ctx: int, kv: KVType) -> int:
+    """Bytes of the weights as an executor keeps them and of its scratch; 0 where it can not say before it loads."""
+    types = {name: info.type.name for name, info in file.tensors.items()}
+    try:
+        parts = die.predict(plan, types, n_ctx=n_ctx, kv_type=kv)
+    except (AttributeError, KeyError):
+        return 0
+    return int(parts["weights"] + parts["scratch"])
 
-    installed: bytes of memory (default: this machine's).  Raises PantheonError 507 naming ctx and both numbers.
+
+def check_memory(plan: Plan, n_ctx: int, kv: KVType, *, weights: int = 0, installed: int | None = None) -> None:
+    """Refuse what the machine could never hold: mappings are lazy, so it would only die later, in use.
+
+    weights: bytes that are there for any context.  installed: bytes of memory (default: this machine's).  Raises
+    PantheonError 507 naming ctx and the numbers.
     """
     if installed is None:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = plan.state.slot_bytes(kv, n_ctx) + sum(8 * (rope.n_rot // 2) * n_ctx for rope in plan.ropes)
-    if needed > installed:
-        gib = [f"{size / (1 << 30):.1f} GiB" for size in (needed, installed)]
+    if needed + weights > installed:
+        gib = [f"{size / (1 << 30):.1f} GiB" for size in (needed, installed, weights)]
+        hint = "no context fits" if weights > installed else "ask for a shorter one"
+        beside = f" beside {gib[2]} for the model" if weights else ""
         raise PantheonError(
-            f"a context of {n_ctx} tokens needs {gib[0]}, but the machine has {gib[1]}: ask for a shorter one",
+            f"a context of {n_ctx} tokens needs {gib[0]}{beside}, but the machine has {gib[1]}: {hint}",
             status=507, type="invalid_request_error", code="out_of_memory", param="ctx",
         )  # fmt: skip
 

@@ -37,4 +37,19 @@ def make_plan(metadata: Mapping[str, Any], shapes: Shapes) -> Plan:
             param="general.architecture",
         )
     write = cast("Callable[[Metadata, Shapes], Plan]", import_module(module).plan)
-    return write(meta, shapes)
+    plan = write(meta, shapes)
+    _refuse_strangers(meta, plan, shapes)
+    return plan
+
+
+def _refuse_strangers(meta: Metadata, plan: Plan, shapes: Shapes) -> None:
+    """A block's tensor that the plan does not read would be left out of the answers: raise ModelConfigError."""
+    used = {m.tensor for m in plan.matrices()} | {v.tensor for v in plan.vectors()}
+    blocks = meta.integer("block_count")
+    drafting = range(blocks - meta.integer("nextn_predict_layers", 0, low=0), blocks)
+    for name in shapes:
+        block = name.split(".")[1] if name.startswith("blk.") else ""
+        if not block.isdecimal() or name in used or int(block) in drafting:
+            continue
+        beyond = f"{meta.arch}.block_count is {blocks}" if int(block) >= blocks else "with this metadata"
+        raise ModelConfigError(f"tensor {name} is no part of a {meta.arch} model: {beyond}", param=name)

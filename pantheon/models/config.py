@@ -16,7 +16,13 @@ from pantheon.plan.rope import RopeSpec, yarn_ramp
 
 #: name -> shape in numpy order, (out, in) for matrices
 Shapes = Mapping[str, tuple[int, ...]]
+#: what an item of an array of flags may be
+_FLAG = (bool, int, np.bool_, np.integer)
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+#: llama.cpp knows 512
+MAX_EXPERTS = 4096
 
 
 class ModelConfigError(PantheonError):
@@ -28,12 +34,19 @@ class ModelConfigError(PantheonError):
 
 
 def tensor_shape(shapes: Shapes, name: str, expected: tuple[int, ...]) -> None:
-    """Raise ModelConfigError unless the tensor is there with this shape."""
+    """Raise ModelConfigError unless the tensor is there with this shape; dims of 1 in front do not count, since
+    writers drop and add them."""
     found = shapes.get(name)
     if found is None:
         raise ModelConfigError(f"tensor {name} is missing (expected shape {expected})", param=name)
-    if found != expected:
+    if _stripped(found) != _stripped(expected):
         raise ModelConfigError(f"tensor {name} has shape {found}, but the metadata asks for {expected}", param=name)
+
+
+def _stripped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
 
 
 class Metadata:
@@ -70,16 +83,25 @@ class Metadata:
             raise ModelConfigError(f"metadata key {name} is {value}, outside {low}..{high}", param=name)
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """`<arch>.key` as a finite float."""
+    def number(self, key: str, default: float | None = None, *, low: float = -1e30) -> float:
+        """`<arch>.key` as a finite float, at least `low`."""
         name = f"{self.arch}.{key}"
         value = float(self._typed(name, float, default))
         if not abs(value) < 1e30:
             raise ModelConfigError(f"metadata key {name} is {value}, not a usable number", param=name)
+        if value < low:
+            raise ModelConfigError(f"metadata key {name} is {value:g}, below {low:g}", param=name)
         return value
 
-    def layer_flags(self, key: str, n_layer: int, default_period: int) -> tuple[bool, ...]:
-        """`<arch>.key` as one flag for each layer: a bool array, or a period of which the last layer is False."""
+    def base(self, key: str, default: float) -> float:
+        """`<arch>.key` as what a rope table takes powers of."""
+        return self.number(key, default, low=1e-6)
+
+    def layer_flags(self, key: str, n_layer: int, default_period: int, n_block: int | None = None) -> tuple[bool, ...]:
+        """`<arch>.key` as one flag for each layer: a bool array, or a period of which the last layer is False.
+
+        n_block: how many flags an array may have as well, for blocks behind the layers.
+        """
         name = f"{self.arch}.{key}"
         value = self.values.get(name, default_period)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -87,8 +109,10 @@ class Metadata:
                 raise ModelConfigError(f"metadata key {name} is {value}, no period of layers", param=name)
             return tuple(i % value < value - 1 for i in range(n_layer))
         flags = [] if isinstance(value, str | float | bool) else list(value)
-        if len(flags) < n_layer or not all(flag in (0, 1) for flag in flags):
-            raise ModelConfigError(f"metadata key {name} is not a flag for each of {n_layer} layers", param=name)
+        if len(flags) not in (n_layer, n_block) or not all(isinstance(f, _FLAG) and f in (0, 1) for f in flags):
+            raise ModelConfigError(
+                f"metadata key {name} is not a flag for each of {n_layer} layers: {value!r:.60}", param=name
+            )
         return tuple(bool(flag) for flag in flags[:n_layer])
 
     def text(self, key: str, default: str) -> str:
@@ -113,8 +137,8 @@ class Config:
     n_rot: int
 
     @staticmethod
-    def read(meta: Metadata, shapes: Shapes) -> Config:
-        """Read and cross-check the common keys."""
+    def read(meta: Metadata, shapes: Shapes, n_ff: int | None = None) -> Config:
+        """Read and cross-check the common keys; n_ff: where feed_forward_length may be missing, what counts then."""
         n_embd = meta.integer("embedding_length")
         n_head = meta.integer("attention.head_count", high=4096)
         head_dim = meta.integer("attention.key_length", max(1, n_embd // n_head))
@@ -142,29 +166,45 @@ class Config:
             n_kv=n_kv,
             head_dim=head_dim,
             v_dim=meta.integer("attention.value_length", head_dim),
-            n_ff=meta.integer("feed_forward_length"),
-            eps=meta.number("attention.layer_norm_rms_epsilon"),
+            n_ff=meta.integer("feed_forward_length", n_ff),
+            eps=meta.number("attention.layer_norm_rms_epsilon", low=0.0),
             n_rot=n_rot,
         )
 
 
-def expert_counts(meta: Metadata) -> tuple[int, int]:
-    """(experts, experts used by each token); (0, 0) for a model without."""
-    n = meta.integer("expert_count", 0, low=0, high=1 << 16)
+def expert_counts(meta: Metadata, *, needed: bool = False) -> tuple[int, int]:
+    """(experts, experts used by each token); (0, 0) for a model without, which is a fault when they are `needed`."""
+    n = meta.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
+    if not n and needed:
+        key = f"{meta.arch}.expert_count"
+        raise ModelConfigError(f"metadata key {key} is missing or 0", param=key)
     if not n:
         return 0, 0
     return n, meta.integer("expert_used_count", high=n)
 
 
-def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: Literal["norm", "neox"]) -> RopeSpec:
+def still_pairs(meta: Metadata, n_rot: int) -> tuple[int, ...]:
+    """The pairs of a rope by sections that no text position reaches: a fourth stream's, which stays 0 (ARCH.md §3)."""
+    key = f"{meta.arch}.rope.dimension_sections"
+    value = meta.values.get(key)
+    if value is None:
+        return ()
+    items = [] if isinstance(value, str | int | float) else list(value)
+    if not (3 <= len(items) <= 4 and all(isinstance(i, _FLAG) and 0 <= i <= n_rot for i in items) and sum(items)):
+        raise ModelConfigError(f"metadata key {key} should be four sections of the rope, not {value!r:.60}", param=key)
+    sectors = [pair % int(sum(items)) for pair in range(n_rot // 2)]
+    return tuple(pair for pair, sector in enumerate(sectors) if sector >= 3 * items[sector % 3])
+
+
+def rope_spec(
+    meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: Literal["norm", "neox"], still: tuple[int, ...] = ()
+) -> RopeSpec:
     """The rope table of a model: linear and YaRN scaling, llama-3's factor tensor, longrope's two."""
-    base = meta.number("rope.freq_base", 10000.0)
-    factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 0.0))
+    base = meta.base("rope.freq_base", 10000.0)
+    factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 0.0, low=0.0), low=0.0)
     kind = meta.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise ModelConfigError(f"unknown {meta.arch}.rope.scaling.type {kind!r}", param="rope.scaling.type")
-    if base <= 0 or factor < 0:
-        raise ModelConfigError("rope.freq_base and rope.scaling.factor must be positive", param="rope.freq_base")
     if kind == "yarn" and base <= 1:
         raise ModelConfigError(f"YaRN needs a rope.freq_base above 1, not {base:g}", param="rope.freq_base")
     freq_scale = 1.0 / factor if factor and kind != "none" else 1.0
@@ -173,7 +213,7 @@ def rope_spec(meta: Metadata, cfg: Config, shapes: Shapes, *, pairing: Literal["
     short, long = _factor_tensors(shapes, cfg.n_rot)
     return RopeSpec(
         cfg.n_rot, base, pairing, freq_scale, meta.number("rope.scaling.attn_factor", 1.0), short, yarn,
-        long, n_orig if long else 0,
+        long, n_orig if long else 0, still,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ layer is global.  Gemma Team 2025; ARCH.md §4.7.
 
 from __future__ import annotations
 
-from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, rope_spec
+from pantheon.models.config import Config, Metadata, Shapes, rope_spec
 from pantheon.models.layers import Decoder, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
 from pantheon.plan.ops import Add, Embed, SoftCap
@@ -23,12 +23,10 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     cfg = Config.read(meta, shapes)
     window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 30)
     local = meta.layer_flags("attention.sliding_window_pattern", cfg.n_layer, 6)
-    cap = meta.number("final_logit_softcapping", 0.0)
-    if cap < 0:
-        raise ModelConfigError(f"gemma3.final_logit_softcapping is {cap:g}", param="gemma3.final_logit_softcapping")
+    cap = meta.number("final_logit_softcapping", 0.0, low=0.0)
     build, weights = PlanBuilder(), Weights(shapes)
     net = Decoder(build, weights, cfg)
-    near = build.rope(RopeSpec(cfg.n_rot, meta.number("rope.freq_base_swa", 10000.0), "neox"))
+    near = build.rope(RopeSpec(cfg.n_rot, meta.base("rope.freq_base_swa", 10000.0), "neox"))
     far = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
     scale = (cfg.n_embd / cfg.n_head if cfg.n_layer == _WIDE_LAYERS else cfg.head_dim) ** -0.5
 

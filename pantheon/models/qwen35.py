@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, expert_counts, rope_spec, tensor_shape
+from pantheon.models.config import (
+    Config,
+    Metadata,
+    ModelConfigError,
+    Shapes,
+    expert_counts,
+    rope_spec,
+    still_pairs,
+    tensor_shape,
+)
 from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.buffers import Buffer, Vector
 from pantheon.plan.builder import Plan, PlanBuilder
@@ -24,7 +33,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     net = Decoder(build, weights, cfg)
     linear, attention = _Linear(net, _Sizes.read(meta)), _Attention(net)
     ffn = _Experts(net, meta) if meta.arch == "qwen35moe" else None
-    table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
+    table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox", still=still_pairs(meta, cfg.n_rot)))
     recurrent = _recurrent_layers(meta, cfg.n_layer)
 
     build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
@@ -51,9 +60,10 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
 
 def _config(meta: Metadata, shapes: Shapes) -> Config:
     """The common keys; drafting blocks do not count, and a mixture needs no feed_forward_length."""
-    if meta.arch == "qwen35moe" and "qwen35moe.feed_forward_length" not in meta.values:
-        meta = Metadata({**meta.values, "qwen35moe.feed_forward_length": 32})
-    cfg = Config.read(meta, shapes)
+    cfg = Config.read(meta, shapes, n_ff=32 if meta.arch == "qwen35moe" else None)
+    if cfg.v_dim != cfg.head_dim:
+        key = f"{meta.arch}.attention.value_length"
+        raise ModelConfigError(f"metadata key {key} is {cfg.v_dim}, but keys are {cfg.head_dim} wide", param=key)
     drafting = meta.integer("nextn_predict_layers", 0, low=0, high=cfg.n_layer - 1)
     return replace(cfg, n_layer=cfg.n_layer - drafting)
 
@@ -61,7 +71,7 @@ def _config(meta: Metadata, shapes: Shapes) -> Config:
 def _recurrent_layers(meta: Metadata, n_layer: int) -> tuple[bool, ...]:
     key = "attention.recurrent_layers"
     if f"{meta.arch}.{key}" in meta.values:
-        return meta.layer_flags(key, n_layer, 4)
+        return meta.layer_flags(key, n_layer, 4, meta.integer("block_count"))
     return meta.layer_flags("full_attention_interval", n_layer, 4)
 
 
@@ -148,10 +158,7 @@ class _Experts:
     """Routed experts, and one that every token has, times the sigmoid of a product of its own."""
 
     def __init__(self, net: Decoder, meta: Metadata) -> None:
-        n, k = expert_counts(meta)
-        if not n:
-            key = f"{meta.arch}.expert_count"
-            raise ModelConfigError(f"metadata key {key} is missing", param=key)
+        n, k = expert_counts(meta, needed=True)
         width = meta.integer("expert_feed_forward_length", max(1, net.cfg.n_ff // k))
         shared = meta.integer("expert_shared_feed_forward_length", net.cfg.n_ff)
         self.net, self.mixture = net, Mixture(net, n, k, width)

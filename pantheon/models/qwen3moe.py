@@ -5,7 +5,7 @@ The attention of qwen3; shares of the experts always sum to 1.  Yang et al. 2025
 
 from __future__ import annotations
 
-from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, expert_counts, rope_spec
+from pantheon.models.config import Config, Metadata, Shapes, expert_counts, rope_spec
 from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
 from pantheon.plan.ops import Embed
@@ -14,11 +14,9 @@ from pantheon.plan.state_spec import KVSpec, StateSpec
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
     """The plan of a qwen3moe file; raises ModelConfigError naming the key or tensor at fault."""
-    cfg = Config.read(meta, shapes)
-    n_experts, k = expert_counts(meta)
-    if not n_experts:
-        raise ModelConfigError("qwen3moe.expert_count is missing", param="qwen3moe.expert_count")
-    width = meta.integer("expert_feed_forward_length", cfg.n_ff // k)
+    cfg = Config.read(meta, shapes, n_ff=32)
+    n_experts, k = expert_counts(meta, needed=True)
+    width = meta.integer("expert_feed_forward_length", max(1, cfg.n_ff // k))
     build, weights = PlanBuilder(), Weights(shapes)
     net = Decoder(build, weights, cfg)
     mixture = Mixture(net, n_experts, k, width)

@@ -42,6 +42,8 @@ class RopeSpec:
     yarn: Yarn | None = None
     long_factors: str | None = None
     n_ctx_short: int = 0
+    #: pairs that are not rotated
+    still: tuple[int, ...] = ()
 
     def factors_at(self, n_ctx: int) -> str | None:
         """The tensor of divisors for a configured context; it never changes within a conversation."""
@@ -71,6 +73,7 @@ def rope_table(
         span = max(0.001, spec.yarn.high - spec.yarn.low)
         ramp = 1.0 - np.clip((i - spec.yarn.low) / span, 0.0, 1.0)
         scaled = scaled * (1.0 - ramp) + freq * ramp
+    scaled[list(spec.still)] = 0.0
     mscale = spec.attn_factor * (1.0 + 0.1 * math.log(1.0 / spec.freq_scale) if spec.yarn is not None else 1.0)
     cos = np.empty((n_ctx, len(i)), np.float32)
     sin = np.empty_like(cos)

@@ -93,3 +93,49 @@ def test_long_values_are_summarised() -> None:
     assert summarise(["a"] * 9)["of"] == "str"
     assert summarise([1, 2]) == [1, 2] and summarise([]) == [] and summarise(np.float32(0.5)) == 0.5
     assert summarise("x" * 201).endswith("(201 characters)")
+
+
+# ---- what will not run ----------------------------------------------------------------------------------------------
+
+FAMILIES = (
+    "tiny-llama.Q8_0", "tiny-mixtral.Q4_0", "tiny-qwen2.Q5_1", "tiny-qwen3.Q4_1", "tiny-qwen3moe.Q8_0", "tiny-p3.Q8_0",
+    "tiny-gemma3.Q4_0", "tiny-qwen35.Q8_0", "tiny-qwen35moe.Q4_0", "tiny-llama-k.IQ1_S",
+)  # fmt: skip
+
+
+def patched(stem: str, tmp_path: Path, *changes: tuple[bytes, bytes]) -> str:
+    """A copy of a tiny model in which some bytes, which stand in it once or more, are others of the same length."""
+    data = model_path(stem).read_bytes()
+    for old, new in changes:
+        assert len(old) == len(new) and old in data
+        data = data.replace(old, new)
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(data)
+    return str(file)
+
+
+@pytest.mark.parametrize("stem", FAMILIES)
+def test_each_family_runs_or_says_what_is_missing(
+    stem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tensor that is gone, one of a type that nothing runs, a context that no machine holds: named, and exit 1."""
+    path = str(model_path(stem))
+    code, report, err = inspect(capsys, path)
+    assert (code, report["runs"], err) == (0, True, "")
+    assert main(["inspect", path]) == 0 and "\nwill run   yes\n" in capsys.readouterr().out
+    gone = patched(stem, tmp_path, (b"blk.0.attn_norm.weight", b"blk.0.attn_morn.weight"))
+    code, report, err = inspect(capsys, gone)
+    assert (code, report["runs"]) == (1, False) and "blk.0.attn_norm.weight is missing" in err and "odd.gguf" in err
+    code, report, err = inspect(capsys, path, "--ctx", str(1 << 39))
+    assert code == 1 and "context of 549755813888 tokens needs" in err and not report["runs"]
+
+
+@pytest.mark.parametrize("tensor", [b"blk.0.attn_norm.weight", b"blk.0.ssm_a"])
+def test_a_type_that_nothing_runs_is_named(tensor: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = model_path("tiny-qwen35.Q8_0").read_bytes()
+    at = data.index(tensor) + len(tensor)
+    at += 4 + 8 * int.from_bytes(data[at : at + 4], "little")
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(data[:at] + (26).to_bytes(4, "little") + data[at + 4 :])  # I32
+    code, report, err = inspect(capsys, str(file))
+    assert code == 1 and report["faults"] and tensor.decode() in err, err

@@ -9,6 +9,7 @@ import pytest
 from pantheon.models.architectures import make_plan
 from pantheon.models.config import ModelConfigError
 from pantheon.plan.ops import Attend, DeltaRule, ExpertMatMul, Rope, Route, SoftCap
+from pantheon.plan.rope import rope_table
 from pantheon.plan.state_spec import KVType
 
 D, FF, HEADS, KV, DIM, VOCAB, LAYERS = 32, 48, 4, 2, 16, 60, 7
@@ -111,10 +112,10 @@ def test_gemma3_takes_a_period_or_a_flag_for_each_layer() -> None:
     window = {"attention__sliding_window": 12}
     plan = make_plan(*file("gemma3", attention__sliding_window_pattern=2, **window))
     assert [op.window for op in ops(plan, Attend)] == [12, 0, 12, 0, 12, 0, 12]
-    flags = [False, True] * 4
+    flags = [False, True, False, True, False, True, False]
     plan = make_plan(*file("gemma3", attention__sliding_window_pattern=flags, **window))
     assert [op.window for op in ops(plan, Attend)] == [0, 12, 0, 12, 0, 12, 0]
-    for wrong in ([True], "six", 0, [0.5] * 7):
+    for wrong in ([True], "six", 0, [0.5] * 7, [True] * 8, [1.0] * 7, [[1]] * 7, []):
         with pytest.raises(ModelConfigError, match="sliding_window_pattern"):
             make_plan(*file("gemma3", attention__sliding_window_pattern=wrong, **window))
 
@@ -172,6 +173,8 @@ def test_a_fused_gate_and_up_of_experts() -> None:
         ({"expert_used_count": None}, "expert_used_count"),
         ({"expert_count": None}, "expert_count"),
         ({"expert_count": EXPERTS + 1}, "ffn_gate_inp"),
+        ({"expert_count": 65536}, "expert_count is 65536"),
+        ({"expert_count": 0}, "expert_count is missing or 0"),
     ],
 )
 def test_counts_of_experts_that_do_not_fit_are_named(changes: dict[str, Any], named: str) -> None:
@@ -207,9 +210,76 @@ def test_an_array_says_which_blocks_are_recurrent() -> None:
         ("qwen35", {"ssm__state_size": None}, "ssm.state_size"),
         ("qwen35", {"nextn_predict_layers": 7}, "nextn_predict_layers"),
         ("qwen35", {"attention__recurrent_layers": [True]}, "recurrent_layers"),
+        ("qwen35", {"attention__recurrent_layers": [True] * 9}, "recurrent_layers"),
+        ("qwen35", {"attention__recurrent_layers": ["a"] * 7}, "recurrent_layers"),
+        ("qwen35", {"attention__recurrent_layers": True}, "recurrent_layers"),
+        ("qwen35", {"full_attention_interval": 0}, "full_attention_interval"),
+        ("qwen35", {"ssm__state_size": 0}, "ssm.state_size"),
+        ("qwen35", {"ssm__group_count": 0}, "ssm.group_count"),
+        ("qwen35", {"ssm__time_step_rank": 1 << 40}, "ssm.time_step_rank"),
+        ("qwen35", {"attention__value_length": 2 * DIM}, "attention.value_length"),
+        ("qwen35", {"attention__head_count_kv": [0, 0, 0, KV, 0, 0, 0]}, "head_count_kv"),
+        ("qwen35", {"rope__dimension_sections": [0, 0, 0, 0]}, "dimension_sections"),
+        ("qwen35", {"rope__dimension_sections": 8}, "dimension_sections"),
+        ("qwen35moe", {"feed_forward_length": None, "expert_shared_feed_forward_length": None}, "ffn_gate_shexp"),
         ("qwen35moe", {"expert_count": None}, "expert_count"),
     ],
 )
 def test_hybrid_metadata_that_does_not_fit_is_named(arch: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelConfigError, match=named):
         make_plan(*hybrid(arch, **changes))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "named"),
+    [
+        ("gemma3", {"rope__freq_base_swa": 0.0}, "rope.freq_base_swa"),
+        ("gemma3", {"final_logit_softcapping": -1.0}, "final_logit_softcapping"),
+        ("qwen3", {"rope__freq_base": -1e4}, "rope.freq_base"),
+        ("qwen2", {"rope__scaling__factor": -2.0}, "rope.scaling.factor"),
+        ("qwen2", {"attention__layer_norm_rms_epsilon": -1e-6}, "layer_norm_rms_epsilon"),
+        ("qwen2", {"attention__layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon"),
+        ("phi3", {"attention__head_count": [4, 4, 4, 4, 4, 4, 2]}, "attention.head_count"),
+        ("phi3", {"attention__head_count": []}, "attention.head_count"),
+        ("phi3", {"feed_forward_length": None}, "feed_forward_length"),
+    ],
+)
+def test_numbers_out_of_range_are_named(arch: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelConfigError, match=named):
+        make_plan(*file(arch, **changes))
+
+
+def test_a_mixture_needs_no_plain_width() -> None:
+    assert make_plan(*file("qwen3moe", feed_forward_length=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("blk.3.attn_sinks.weight", "with this metadata"),
+        ("blk.0.ffn_gate_shexp.weight", "with this metadata"),
+        ("blk.7.attn_norm.weight", "block_count is 7"),
+    ],
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3moe", "gemma3"])
+def test_a_tensor_of_a_block_that_would_be_left_out_is_refused_by_name(arch: str, name: str, why: str) -> None:
+    metadata, shapes = file(arch)
+    with pytest.raises(ModelConfigError, match=f"{name} is no part of a {arch} model: .*{why}"):
+        make_plan(metadata, shapes | {name: (D,)})
+
+
+def test_dims_of_1_in_front_do_not_count() -> None:
+    """llama.cpp's quantiser drops them; converters have written the shared expert's gate with one."""
+    metadata, shapes = hybrid("qwen35moe")
+    make_plan(metadata, shapes | {f"blk.{i}.ffn_gate_inp_shexp.weight": (1, D) for i in range(LAYERS)})
+    with pytest.raises(ModelConfigError, match="ffn_gate_inp_shexp"):
+        make_plan(metadata, shapes | {"blk.0.ffn_gate_inp_shexp.weight": (2, D)})
+
+
+def test_pairs_that_no_section_covers_stand_still() -> None:
+    """ARCH.md §3: the fourth stream is 0 for text."""
+    assert make_plan(*hybrid("qwen35", rope__dimension_sections=[3, 3, 2, 0])).ropes[0].still == ()
+    [rope] = make_plan(*hybrid("qwen35", rope__dimension_sections=[2, 2, 1, 3])).ropes
+    assert rope.still == (5, 6, 7)
+    cos, sin = rope_table(rope, 5)
+    assert not sin[:, 5:].any() and (cos[:, 5:] == 1).all() and sin[1:, :5].all()

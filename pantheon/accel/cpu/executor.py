@@ -9,13 +9,16 @@ from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.cores import usable_cores
 from pantheon.accel.cpu.pack import Packed, Packer, check, floats, row_bytes
 from pantheon.accel.cpu.runner import CpuRunner, Weights
-from pantheon.accel.cpu.table import Builder, Memory, stride
+from pantheon.accel.cpu.table import Builder, Memory, Phase, stride
 from pantheon.accel.cpu.team import KEY as TEAM
 from pantheon.accel.executor import Progress, WeightSource
 from pantheon.plan.buffers import Matrix, Vector
 from pantheon.plan.builder import Plan
 from pantheon.plan.rope import rope_table
 from pantheon.plan.state_spec import KVType
+
+#: tile widths for a table that is only looked at
+_ANY_WIDTHS = (1,)
 
 
 class CpuExecutor:
@@ -42,6 +45,13 @@ class CpuExecutor:
         tables = _load_tables(plan, source, n_ctx)
         return CpuRunner(plan, weights, tables, n_ctx=n_ctx, kv_type=kv_type, threads=self.threads)
 
+    def check(self, plan: Plan, source: WeightSource, *, kv_type: KVType) -> None:
+        """Raise what `load` would raise for the types and shapes of its tensors; nothing is packed or compiled."""
+        types = _check(plan, source)
+        for v in plan.vectors():
+            floats(source.tensor(v.tensor), v)
+        _phases(plan, types, kv_type, _ANY_WIDTHS)
+
     def predict(
         self, plan: Plan, types: Mapping[str, str], *, n_ctx: int, n_slots: int = 1, kv_type: KVType
     ) -> dict[str, int]:
@@ -64,14 +74,19 @@ def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
 
 
 def _keys(plan: Plan, types: Mapping[Matrix, str], kv_type: KVType) -> list[kernels.Key]:
-    """Every kernel that packs or runs the plan: its table with nothing behind the addresses."""
+    """Every kernel that packs or runs the plan."""
+    rows = [row for p in _phases(plan, types, kv_type, kernels.tile_widths()) for row in p.rows]
+    packing: list[kernels.Key] = [("pack", name) for name in dict.fromkeys(types.values())]
+    return [*packing, *(key for row in rows for key in row.keys), TEAM, drawing.KEY]
+
+
+def _phases(plan: Plan, types: Mapping[Matrix, str], kv_type: KVType, widths: tuple[int, ...]) -> list[Phase]:
+    """The plan's table with nothing behind the addresses.  Raises ValueError for shapes that no kernel takes."""
     packed = {m: Packed(name, m.rows, m.cols, 0, 0, 0, sizes.experts_of(m)) for m, name in types.items()}
     strides = tuple(stride(b.width) for b in plan.buffers)
     vectors, ropes = dict.fromkeys(plan.vectors(), 0), ((0, 0),) * len(plan.ropes)
     memory = Memory(packed, vectors, (0,) * len(strides), strides, 0, ropes, (0, 0, 0))
-    rows = [row for p in Builder(plan, memory, kv_type, kernels.tile_widths()).phases for row in p.rows]
-    packing: list[kernels.Key] = [("pack", name) for name in dict.fromkeys(types.values())]
-    return [*packing, *(key for row in rows for key in row.keys), TEAM, drawing.KEY]
+    return Builder(plan, memory, kv_type, widths).phases
 
 
 def _load_weights(

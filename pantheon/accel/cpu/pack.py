@@ -74,7 +74,8 @@ def row_bytes(raw: RawTensor) -> int:
 def check(raw: RawTensor, m: Matrix) -> None:
     """Raise ModelFileError unless the plan's matrix lies inside the tensor."""
     head = (m.experts,) if isinstance(m, Experts) else ()
-    shape = (1, *raw.shape) if len(raw.shape) == 1 and not head and m.rows == 1 else raw.shape
+    # dims of 1 in front are dropped by some writers
+    shape = (1,) * (len(head) + 2 - len(raw.shape)) + tuple(raw.shape)
     if len(shape) != len(head) + 2 or shape[:-2] != head or shape[-1] != m.cols or not (
         0 <= m.first_row and 0 < m.rows and m.first_row + m.rows <= shape[-2]
     ):  # fmt: skip

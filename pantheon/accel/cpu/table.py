@@ -206,7 +206,7 @@ class Builder:
     def _kv(self, layer: int, dim: int, kv_heads: int) -> dict[int, int]:
         _need(0 <= layer < len(self.plan.state.kv), "no such KV layer")
         spec = self.plan.state.kv[layer]
-        _need(spec.k_dim == spec.v_dim == dim and spec.kv_heads == kv_heads > 0, f"KV layer {layer}: shapes differ")
+        _need(spec.k_dim == dim and spec.kv_heads == kv_heads > 0, f"KV layer {layer}: shapes differ")
         k = kv.key_bytes(self.fmt, dim)
         head = {at.O_B: k + kv.value_bytes(self.fmt, dim), at.O_F: k}
         return {at.O_N: dim, at.O_D: kv_heads, at.O_A: self._layers[layer]} | head
@@ -214,6 +214,8 @@ class Builder:
     def _storekv(self, op: StoreKV) -> None:
         _need(0 <= op.layer < len(self.plan.state.kv), "no such KV layer")
         spec = self.plan.state.kv[op.layer]
+        both = f"keys {spec.k_dim} wide and values {spec.v_dim} wide (attention.key_length and value_length)"
+        _need(spec.k_dim == spec.v_dim, both)
         _need(op.k.width == op.v.width == spec.kv_heads * spec.k_dim, f"KV layer {op.layer}: widths differ")
         values = self._moved(op.k, op.k, op.v) | self._kv(op.layer, spec.k_dim, spec.kv_heads)
         self._append(("store", self.fmt), values)
@@ -257,7 +259,8 @@ class Builder:
     def _conv(self, op: Conv) -> None:
         spec, taps = self._past(op.layer), [self.memory.vectors[tap] for tap in op.taps]
         _need(op.x.width == op.out.width == spec.channels and op.out is not op.x, f"convolution of {op.x.name}: widths")
-        _need(len(taps) == spec.taps > 1 and spec.channels % 16 == 0, f"convolution of {op.x.name}: taps or channels")
+        _need(len(taps) == spec.taps > 1, f"convolution of {op.x.name}: {len(taps)} taps (ssm.conv_kernel)")
+        _need(spec.channels % 16 == 0, f"convolution of {spec.channels} channels (ssm.state_size), no multiple of 16")
         _need(all(tap.size == spec.channels for tap in op.taps), f"convolution of {op.x.name}: taps of another size")
         apart = taps[1] - taps[0]
         _need(taps == [taps[0] + j * apart for j in range(len(taps))], "taps that do not lie one behind the other")
@@ -267,7 +270,7 @@ class Builder:
 
     def _deltagates(self, op: DeltaGates) -> None:
         m, heads = self.memory, op.beta.width
-        _need(op.dim > 0 and op.dim % 16 == 0, "delta rule: heads are no multiple of 16 wide")
+        _need(op.dim > 0 and op.dim % 16 == 0, f"delta rule: heads {op.dim} wide (ssm.state_size), no multiple of 16")
         _need(op.qkv.width == (2 * op.key_heads + heads) * op.dim, f"{op.qkv.name}: another width")
         _need(heads == op.decay.width == op.rate.size == op.bias.size, "delta rule: gates of another size")
         values = self._moved(op.qkv, op.beta, op.decay) | {at.O_N: op.dim, at.O_B: op.key_heads, at.O_D: heads}
