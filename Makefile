@@ -24,7 +24,7 @@ RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM
 SOURCES    := pantheon tests tools $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow fuzz check bench bench-alone replay llama-suite fresh clean
+.PHONY: help setup serve chat test test-slow fuzz check bench bench-alone replay soak llama-suite fresh clean
 
 help: ## show this list
 	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
@@ -69,6 +69,9 @@ llama-suite: $(VENV)/.ready-run ## llama-server's own tests, run on Pantheon (SU
 
 replay: setup ## ten turns of a coding agent: what is read again, and the time to the first token (ARGS="--style all")
 	@$(PY) -m tools.replay_agent $(ARGS)
+
+soak: setup ## 40 clients with every habit on 8 slots, each answer held against the one it gave alone (ARGS=10: minutes)
+	@$(PY) -m tools.soak $(ARGS)
 
 fresh: ## rehearse a stranger's first minutes: clone HEAD, new HOME, make serve + curl, make test
 	sh tools/ci_fresh_clone.sh

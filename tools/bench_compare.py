@@ -1,6 +1,6 @@
 """Side by side with llama.cpp: the tables of docs/performance.md, on this machine.
 
-    python -m tools.bench_compare [MODEL.gguf …] [--tables engine,http,busy] [--rounds N]
+    python -m tools.bench_compare [MODEL.gguf …] [--tables engine,http,batch,mixed,busy] [--rounds N]
 
 Both sides load the same file once, each in a process of its own, and take turns (A B A B); a ratio is that of two
 neighbouring turns.  Prints Markdown.  `make bench` installs llama-cpp-python first and then runs this.
@@ -23,16 +23,21 @@ from typing import Any
 from pantheon.commands.bench import markdown, whole_list
 from pantheon.commands.bench_runs import Workload
 from pantheon.commands.common import whole
+from tools.bench_batch import compare_crowds, our_crowd_server, their_crowd_server
 from tools.bench_driver import Peer, PeerError, Quiet, Row, compare_beside_burners, compare_engines
-from tools.bench_http import compare_servers, find_llama_server, our_server, their_server, version_of
+from tools.bench_http import Server, compare_servers, find_llama_server, our_server, their_server, version_of
 from tools.bench_peer import our_version
 
-TABLES = ("engine", "http", "busy")
+TABLES = ("engine", "http", "batch", "mixed", "busy")
 TITLES = {
     "engine": "Engine alone",
     "http": "Through HTTP, one stream",
+    "batch": "Eight at a time",
+    "mixed": "Prompts in the forwards of those who decode, and in turns of their own",
     "busy": "Beside busy neighbours",
 }
+#: the head of the columns
+SIDES = {"http": ("pantheon", "llama-server"), "batch": ("pantheon", "llama-server"), "mixed": ("mixed", "in turns")}
 ENGINES = ("pantheon", "llama.cpp")
 
 
@@ -55,14 +60,16 @@ def parser() -> argparse.ArgumentParser:
         prog="bench_compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     flags.add_argument("models", nargs="*", metavar="MODEL", help="GGUF files (default: SmolLM2)")
-    flags.add_argument("--tables", type=chosen(TABLES), default=list(TABLES), metavar="T,…", help="which tables: engine, http, busy (default: all)")  # fmt: skip # noqa: E501
+    flags.add_argument("--tables", type=chosen(TABLES), default=list(TABLES), metavar="T,…", help=f"which tables: {', '.join(TABLES)} (default: all)")  # fmt: skip # noqa: E501
     flags.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="turns of each side (default: 5)")
     flags.add_argument("--threads", type=whole(1), metavar="N", help="threads of each side (default: one for each physical core)")  # fmt: skip # noqa: E501
     flags.add_argument("-p", "--n-prompt", type=whole(0), default=512, metavar="N", help="prompt tokens; 0 skips (default: 512)")  # fmt: skip # noqa: E501
     flags.add_argument("-n", "--n-gen", type=whole(2), default=128, metavar="N", help="generated tokens (default: 128)")
     flags.add_argument("--batch", type=whole_list(1), default=[1, 8], metavar="K,…", help="sequences decoded in one forward (default: 1,8)")  # fmt: skip # noqa: E501
     flags.add_argument("-d", "--depth", type=whole_list(0), default=[0, 4096], metavar="N,…", help="positions to decode at, one sequence (default: 0,4096)")  # fmt: skip # noqa: E501
-    flags.add_argument("--llama-server", metavar="PATH", help="llama.cpp's server for the http table (default: $LLAMA_SERVER; without one it is skipped)")  # fmt: skip # noqa: E501
+    flags.add_argument("--users", type=whole(2), default=8, metavar="K", help="streams at a time (default: 8)")
+    flags.add_argument("--join", type=whole(0), default=8000, metavar="N", help="tokens of the prompt that joins decoders; 0 skips (default: 8000)")  # fmt: skip # noqa: E501
+    flags.add_argument("--llama-server", metavar="PATH", help="llama.cpp's server for the tables http and batch (default: $LLAMA_SERVER; without one they are skipped)")  # fmt: skip # noqa: E501
     flags.add_argument("--write", metavar="PAGE", help="also put the tables into their places in this Markdown page")
     flags.add_argument("--json", action="store_true", help="print JSON")
     return flags
@@ -87,14 +94,14 @@ class Table:
     """One table as it grows: rows, versions met, how quiet it was."""
 
     title: str
-    theirs: str
+    sides: tuple[str, str]
     rows: list[Row] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     quiet: Quiet = field(default_factory=Quiet)
 
     def markdown(self, rounds: int, threads: int) -> str:
         """The rows and what they depend on."""
-        head = ("model", "what", "pantheon", self.theirs, "ratio", "min", "max")
+        head = ("model", "what", *self.sides, "ratio", "min", "max")
         lines = markdown(head, [row.cells() for row in self.rows], right={2, 3, 4, 5, 6})
         return "\n".join([*lines, "", *self.conditions(rounds, threads)])
 
@@ -104,7 +111,8 @@ class Table:
             f"- {datetime.date.today()}; {cpu_name()}, {threads} threads each; Linux {platform.release()}, "
             f"Python {platform.python_version()}",
             "- " + ", ".join(f"{engine} {version}" for engine, version in self.versions.items()),
-            f"- rounds: {rounds}, in turns; median (min–max); ratio: how many times better pantheon is, round by round",
+            f"- rounds: {rounds}, in turns; median (min–max); ratio: how many times better {self.sides[0]} is, "
+            "round by round",
             f"- while a side was timed, other processes used at most {self.quiet.others:.2f} cores, and the side that "
             f"waited {self.quiet.waiting:.2f}",
         ]
@@ -121,7 +129,7 @@ class Report:
     def run(self, models: Sequence[str]) -> None:
         """Measure every table on every model."""
         for name in self.args.tables:
-            table = Table(TITLES[name], "llama-server" if name == "http" else "llama.cpp")
+            table = Table(TITLES[name], SIDES.get(name, ENGINES))
             table.versions["pantheon"] = our_version()
             for path in models:
                 for row in getattr(self, f"_{name}")(table, path, Path(path).stem):
@@ -144,16 +152,43 @@ class Report:
             yield from compare_beside_burners(model, *sides, steps, self.args.rounds, table.quiet)
 
     def _http(self, table: Table, path: str, model: str) -> Iterator[Row]:
-        program = find_llama_server(self.args.llama_server)
+        program = self._llama_server("http", table)
         if program is None:
-            note = "http: skipped, there is no llama-server (--llama-server PATH or LLAMA_SERVER; not in the wheel)"
-            self.notes += [note] if note not in self.notes else []
             return
-        table.versions["llama-server"] = version_of(program)
         with ExitStack() as stack:
             ours = stack.enter_context(closing(our_server(path, self.threads)))
             theirs = stack.enter_context(closing(their_server(program, path, self.threads)))
             yield from compare_servers(model, ours, theirs, self.args.n_gen, self.args.rounds, table.quiet)
+
+    def _batch(self, table: Table, path: str, model: str) -> Iterator[Row]:
+        program, k = self._llama_server("batch", table), self.args.users
+        if program is None:
+            return
+        with ExitStack() as stack:
+            ours = stack.enter_context(closing(our_crowd_server(path, self.threads, k)))
+            theirs = stack.enter_context(closing(their_crowd_server(program, path, self.threads, k)))
+            yield from self._crowds(model, ours, theirs, table)
+
+    def _mixed(self, table: Table, path: str, model: str) -> Iterator[Row]:
+        with ExitStack() as stack:
+            on, off = (
+                stack.enter_context(closing(our_crowd_server(path, self.threads, self.args.users, mixed)))
+                for mixed in (True, False)
+            )
+            yield from self._crowds(model, on, off, table)
+
+    def _crowds(self, model: str, ours: Server, theirs: Server, table: Table) -> Iterator[Row]:
+        args = self.args
+        return compare_crowds(model, ours, theirs, args.users, args.n_gen, args.join, args.rounds, table.quiet)
+
+    def _llama_server(self, name: str, table: Table) -> str | None:
+        program = find_llama_server(self.args.llama_server)
+        if program is None:
+            self.notes.append(f"{name}: skipped, there is no llama-server (--llama-server PATH or LLAMA_SERVER)")
+            self.notes = list(dict.fromkeys(self.notes))
+        else:
+            table.versions["llama-server"] = version_of(program)
+        return program
 
     def _peers(self, stack: ExitStack, table: Table, path: str) -> tuple[Peer, Peer]:
         ours, theirs = peers(stack, path, self.threads)
