@@ -34,6 +34,8 @@ from pantheon.serve.turn import Turn, turn
 from pantheon.serve.voice import Voice, frame
 
 MAX_PROBS = 1000
+#: llama-server's own, where they are not those of the other APIs
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "min_p": 0.05}
 
 
 class _Native(Voice):
@@ -102,9 +104,9 @@ def parse_native(
 
 
 def _lenient(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What this API lets pass and the others refuse: a temperature below 0 is greedy, an empty stop string is none,
-    a count of -2 runs to the end of the window, one of 0 makes nothing."""
-    found: dict[str, Any] = {}
+    """What differs from the chat API: defaults, and what is let pass: a temperature below 0 is greedy, an empty stop
+    string is none, a count of -2 runs to the end of the window, one of 0 makes nothing."""
+    found = {name: value for name, value in DEFAULTS.items() if body.get(name) is None}
     temperature, stop = body.get("temperature"), body.get("stop")
     if isinstance(temperature, int | float) and temperature < 0:
         found["temperature"] = 0

@@ -12,6 +12,7 @@ from pantheon.serve.chat_request import sampling_params
 from pantheon.serve.context import App
 from pantheon.serve.http_errors import HttpError
 from pantheon.serve.http_request import Request
+from pantheon.serve.native_completion import DEFAULTS
 from pantheon.serve.native_settings import settings_of
 from pantheon.serve.registry import Entry
 from pantheon.serve.request_fields import Fields
@@ -33,12 +34,11 @@ def _props(app: App, entry: Entry) -> dict[str, Any]:
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_text(token)
 
-    fields = Fields(app.defaults.fill({}))
+    fields = Fields({**DEFAULTS, **app.defaults.fill({})})
     params = settings_of(sampling_params(fields, None), fields.integer("max_tokens", -1, 1 << 62, None), stream=True)
-    slots = entry.sched.config.users if entry.sched is not None else 1
     return {
         "default_generation_settings": {"params": params, "n_ctx": model.n_ctx},
-        "total_slots": slots,
+        "total_slots": entry.users,
         "model_alias": entry.name,
         "model_path": str(model.path) if model.path is not None else entry.path,
         "modalities": {"vision": False, "audio": False, "video": False},
