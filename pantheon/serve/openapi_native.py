@@ -28,7 +28,8 @@ _SAME = tuple(field for field in tables.SAMPLING if field.name not in ("temperat
 _COMMON: tables.Fields = (
     integer("n_predict", -2, _FAR, "the most tokens of an answer; -1 and -2 are no limit"),
     integer("max_tokens", -2, _FAR, "the same; the smaller one counts"),
-    Field("temperature", {"type": "number", "maximum": 2}, "0 and less is greedy; what is not given is as in llama-server", 0.8),
+    Field("temperature", {"type": "number", "maximum": 2}, "0 and less is greedy; what is not given is as in "
+          "llama-server", 0.8),
     number("min_p", 0, 1, 0.05, "sample among those at least this likely, beside the likeliest; 0 is off"),
     hint(either("logit_bias", [{"type": "object"}, {"type": "array", "items": {"type": "array"}}],
                 "`{\"token id\": bias}` or `[[id or text, bias or false]]`")),
