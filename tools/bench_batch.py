@@ -180,7 +180,7 @@ class Crowd:
         # one token a word, more or less; the first words make it unlike any other
         number = next(self._words)
         text = f"{number} {number * 7} begins. " + "the river was high and the boat went down to the sea again " * (
-            self._join // 12
+            self._join // 13
         )
         return Stream(self.server.port, _body(text, 4, return_progress=True))
 
