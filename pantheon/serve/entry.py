@@ -71,9 +71,16 @@ class Entry:
         return self.used and self.model is not None and not self.unloading
 
     @property
+    def users(self) -> int:
+        """Answers at a time.  Read `sched` once: whoever only looks may meet an entry that is freed just now."""
+        sched = self.sched
+        return 1 if sched is None else sched.config.users
+
+    @property
     def pc_lock(self) -> threading.Lock | None:
         """What guards the prefix cache; None without one."""
-        return self.prefix_cache.lock if self.prefix_cache is not None else None
+        cache = self.prefix_cache
+        return cache.lock if cache is not None else None
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Note how far a load is: kernels after weights, each counted from 0 to 1."""
@@ -97,6 +104,7 @@ class Entry:
 
     def wait_s(self, now: float) -> float:
         """When this entry should have a free place, from the generations before."""
-        if self.sched is not None:
-            return self.sched.load().wait_s
+        sched = self.sched
+        if sched is not None:
+            return sched.load().wait_s
         return remaining_s(self.refs, max(0.0, now - self.began_at), self.service_s)

@@ -283,7 +283,8 @@ class MemoryKeeper:
 
 def _users(entry: Entry, state: RunnerState) -> int:
     """What rung 2 counts: the users of a scheduler, without one the conversations that the entry may hold."""
-    return state.n_slots if entry.sched is None else entry.sched.config.users
+    sched = entry.sched
+    return state.n_slots if sched is None else sched.config.users
 
 
 def kv_type_of(model: Model, state: RunnerState) -> KVType:

@@ -46,7 +46,8 @@ def _page(request: Request, data: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def describe(entry: Entry) -> dict[str, Any]:
     """One model as OpenAI's clients want it, with the window in force."""
     # one that was ready a moment ago may have been freed since
-    n_ctx = entry.model.n_ctx if entry.model is not None else None
+    model = entry.model
+    n_ctx = model.n_ctx if model is not None else None
     return {
         "id": entry.name,
         "object": "model",

@@ -148,8 +148,7 @@ def loads(entries: list[Entry]) -> dict[str, Load]:
     found: dict[str, Load] = {}
     for entry in entries:
         before = found.get(entry.name, Load(0, 0))
-        users = 1 if entry.sched is None else entry.sched.config.users
-        found[entry.name] = Load(before.in_flight + entry.refs, before.capacity + users)
+        found[entry.name] = Load(before.in_flight + entry.refs, before.capacity + entry.users)
     return found
 
 

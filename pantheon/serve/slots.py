@@ -42,7 +42,7 @@ def get_slots(app: App, request: Request, responder: Responder) -> None:
 
 def slots_of(app: App, entry: Entry) -> list[dict[str, Any]]:
     """The slots of one replica: those in use, and as many idle ones as may still be used."""
-    model = entry.model
+    model, sched = entry.model, entry.sched
     base = {
         "model": entry.name,
         "replica": entry.index,
@@ -50,12 +50,12 @@ def slots_of(app: App, entry: Entry) -> list[dict[str, Any]]:
         "n_ctx": model.n_ctx if model else None,
         "speculative": False,
     }
-    if entry.sched is None:
+    if sched is None:
         flight = next((one for one in app.flights.on(entry) if one.busy), None)
         return [base | _row(0, *_of_flight(flight, entry.gen_lock.locked()))]
-    slots = entry.sched.view()["slots"]
+    slots = sched.view()["slots"]
     busy = [slot for slot in slots if slot["state"] != "idle"]
-    idle = [slot for slot in slots if slot["state"] == "idle"][: max(0, entry.sched.config.users - len(busy))]
+    idle = [slot for slot in slots if slot["state"] == "idle"][: max(0, sched.config.users - len(busy))]
     shown = sorted([*busy, *idle], key=lambda slot: slot["id"])
     return [base | _row(slot["id"], slot["state"], *_of_slot(slot)) for slot in shown]
 
@@ -189,8 +189,8 @@ def _replicas(app: App, entries: list[Entry]) -> None:
     for entry in entries:
         labels, found = labels_of(entry), _of_entry(app, entry)
         rows.append((labels, found))
-        if entry.sched is not None:
-            view = entry.sched.view()
+        if (sched := entry.sched) is not None:
+            view = sched.view()
             totals = view["totals"]
             metrics.advance("forwards_total", entry, totals["steps"], **labels)
             metrics.advance("batched_answers_total", entry, max(0, totals["busy_slots"] - totals["steps"]), **labels)

@@ -13,7 +13,13 @@ import pytest
 from pantheon import log
 from pantheon.sched.scheduler import Scheduler
 from pantheon.sched.shared import SchedConfig
+from pantheon.serve import slots
+from pantheon.serve.admin_views import instance_of
 from pantheon.serve.context import App
+from pantheon.serve.entry import Entry
+from pantheon.serve.models_api import describe
+from pantheon.serve.router_client import loads
+from pantheon.serve.slots import slots_of
 from tests.serve.api_server import Api, free, scripted, serving
 
 VIEWS = ("/slots", "/admin/sched", "/metrics", "/health", "/v1/models", "/admin/memory", "/admin/dies")
@@ -217,3 +223,39 @@ def test_one_whose_client_left_is_cancelled_in_the_log(caplog: pytest.LogCapture
         while not (found := [line for line in lines(caplog) if line["event"] == "request"]):
             pause.wait(0.01)
     assert found[0]["outcome"] == "cancelled" and found[0]["completion_tokens"] > 0 and found[0]["finish"] == []
+
+
+# ---- an entry that is freed while somebody looks ---------------------------------------------------------------------
+
+
+class Freed(Entry):
+    """An entry whose parts are there at the first look at each, and gone at the next."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in ("sched", "model", "state", "prefix_cache"):
+            return super().__getattribute__(name)
+        found = self.__dict__.get(name)
+        self.__dict__[name] = None
+        return found
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda app, entry: slots_of(app, entry),
+        lambda app, entry: loads([entry]),
+        lambda app, entry: describe(entry),
+        lambda app, entry: instance_of(entry),
+        lambda app, entry: entry.wait_s(0.0),
+        lambda app, entry: entry.pc_lock,
+        lambda app, entry: slots._replicas(app, [entry]),
+        lambda app, entry: slots._entry(app, entry, 0.0),
+        lambda app, entry: app.memory._row(entry),
+    ],
+)  # fmt: skip
+def test_whoever_only_looks_may_meet_an_entry_that_is_freed_just_now_M028(look: Any) -> None:
+    with serving() as api:
+        there = api.add(batch=SchedConfig(users=2), pieces=["a"])
+        going = Freed(**{name: vars(there)[name] for name in ("name", "path", "index", "sched", "model", "state")})
+        going.prefix_cache = there.prefix_cache
+        look(api.app, going)
