@@ -67,19 +67,21 @@ def _conv():  # type: ignore[no-untyped-def]
         channels, taps = ld_i64(row + O_N), ld_i64(row + O_D)
         weights, apart = ld_i64(row + O_A), ld_i64(row + O_B)
         one = splat(float32(1))
-        for g in range(g0, g1):
-            at = 64 * g
-            for column in range(ld_i64(phase + P_COLUMNS)):
-                past = _state(row, ctx, column) + at
-                x = load_f32(ld_i64(row + O_X) + column * ld_i64(row + O_X_BYTES) + at)
+        # column by column, since a column's channels share pages that those of the next one do not
+        for column in range(ld_i64(phase + P_COLUMNS)):
+            state = _state(row, ctx, column)
+            x0 = ld_i64(row + O_X) + column * ld_i64(row + O_X_BYTES)
+            out = ld_i64(row + O_OUT) + column * ld_i64(row + O_OUT_BYTES)
+            for g in range(g0, g1):
+                at = 64 * g
+                past, x = state + at, load_f32(x0 + at)
                 total = mul(load_f32(weights + (taps - 1) * apart + at), x)
                 for j in range(taps - 1):
                     total = fma(load_f32(weights + j * apart + at), load_f32(past + 4 * j * channels), total)
                 for j in range(taps - 2):
                     store_f32(past + 4 * j * channels, load_f32(past + 4 * (j + 1) * channels))
                 store_f32(past + 4 * (taps - 2) * channels, x)
-                out = ld_i64(row + O_OUT) + column * ld_i64(row + O_OUT_BYTES) + at
-                store_f32(out, div(total, add(one, exp(sub(splat(float32(0)), total)))))
+                store_f32(out + at, div(total, add(one, exp(sub(splat(float32(0)), total)))))
 
     return conv
 
