@@ -57,6 +57,7 @@ def run_serve(args: argparse.Namespace) -> int:
     app = _app(args, specs)
     rows = flags.configuration(args, app.model_roots)
     if args.dry_run:
+        flags.warn_of_unknown()
         return dry_run(app, specs, rows)
     check_router(config.host.split(",")[0])
     flags.log_configuration(rows, args.without_effect)
@@ -96,6 +97,7 @@ def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
         defaults=flags.defaults(args),
         metrics_view=not args.no_metrics,
         slots_view=not args.no_slots,
+        pooling=args.pooling,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pantheon import log, settings
 from pantheon.engine.default_model import DISTRIBUTION, need_default_model
+from pantheon.engine.embed import POOLINGS
 from pantheon.engine.scripted import PREFIX as SCRIPT
 from pantheon.errors import PantheonError
 from pantheon.serve.context import LOOP_GUARD
@@ -121,6 +122,7 @@ def add_serve_parser(subparsers: Any) -> None:
     add("--max-connections", type=whole(1, 65535), default=512, metavar="N", help="open connections at most (default: 512)")  # fmt: skip # noqa: E501
     add("--threads-http", type=whole(0, 1024, none="-1"), metavar="N", help="serve from a pool of N threads; 0 serves inline (default: a thread for each connection)")  # fmt: skip # noqa: E501
     add("-to", "--timeout", "--request-timeout", dest="request_timeout", type=whole(1, 86_400), default=3600, metavar="S", help="seconds that one answer may take (default: 3600)")  # fmt: skip # noqa: E501
+    add("--pooling", choices=POOLINGS, default="mean", help="how embeddings are made of hidden states; none makes one for each token (default: mean)")  # fmt: skip # noqa: E501
     add("--loop-guard", type=whole(0, 1 << 20), default=LOOP_GUARD, metavar="N", help=f"end an answer without a token cap when its last N tokens repeat one cycle; 0 never does (default: {LOOP_GUARD})")  # fmt: skip # noqa: E501
     add("--ssl-cert", "--ssl-cert-file", metavar="FILE", help="serve TLS with this certificate (PEM)")
     add("--ssl-key", "--ssl-key-file", metavar="FILE", help="its key, when not in the same file")
@@ -384,6 +386,11 @@ def log_configuration(rows: Sequence[Row], without_effect: Sequence[str] = ()) -
             _log.info("config %s", log.fields(origin=origin, **found))
     if without_effect:
         _log.info("flags that change nothing here %s", log.fields(flags=" ".join(dict.fromkeys(without_effect))))
+    warn_of_unknown()
+
+
+def warn_of_unknown() -> None:
+    """A warning for each environment variable that looks like a flag of ours and is none."""
     for name, meant in settings.unknown_names():
         hint = f"; did you mean {meant}?" if meant else ""
         _log.warning("unknown environment flag %s%s", name, hint)

@@ -34,7 +34,7 @@ _VALUES = (
     "-sm", "--split-mode", "-mg", "--main-gpu", "--numa", "--prio", "--prio-batch", "--poll", "--poll-batch", "--keep",
     "-cram", "--cache-ram", "--cache-reuse", "-ctxcp", "--ctx-checkpoints", "-sps", "--slot-prompt-similarity",
     "--tags", "--log-colors", "-lv", "--verbosity", "--log-verbosity", "--sse-ping-interval", "-fit", "--fit",
-    "--pooling", "--slot-save-path", "--models-max", "--load-mode", "--embd-normalize", "--cors-methods",
+    "--slot-save-path", "--models-max", "--load-mode", "--embd-normalize", "--cors-methods",
     "--cors-headers", "--reasoning-budget",
 )  # fmt: skip
 #: with a value that may be left out
