@@ -244,7 +244,10 @@ class MemoryKeeper:
         model, state, cache = entry.model, entry.state, entry.prefix_cache
         if model is None or state is None:
             return {}
-        gate = self.gate(entry)
+        try:
+            gate = self.gate(entry)
+        except Unavailable:
+            return {}
         rungs = gate.rungs
         return {
             "name": entry.name,
