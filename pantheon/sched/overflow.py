@@ -7,7 +7,6 @@ the right to one of the slots; which one is chosen later, when the prompt is kno
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 from collections import Counter
@@ -71,11 +70,10 @@ def eta_s(position: int, ages_s: Sequence[float], service_s: float) -> float:
     ages_s: for how long each place has been held (0 for one that is free).  Each is given back when service_s have
     passed, a quarter of that later when they have passed already, and then again after each service_s.
     """
-    free_at = [max(service_s - age, service_s / 4) for age in ages_s]
-    heapq.heapify(free_at)
-    for _ in range(position):
-        heapq.heapreplace(free_at, free_at[0] + service_s)
-    return free_at[0]
+    free_at = sorted(max(service_s - age, service_s / 4) for age in ages_s)
+    # all of them come free within one service_s, so that they do in the same order again and again
+    rounds, place = divmod(position, len(free_at))
+    return free_at[place] + rounds * service_s
 
 
 def retry_after_s(seconds: float) -> int:
@@ -93,7 +91,11 @@ class Promises:
         """Seconds until there should be room for one more.  eta(k): until the k-th place from now is free, k from 0;
         the first of them are promised away."""
         self._due = [due for due in self._due if due > now]
-        seconds = min(float(MOST_RETRY_S), LATER * eta(len(self._due)))
+        seconds = LATER * eta(len(self._due))
+        if seconds >= MOST_RETRY_S:
+            # nobody is told to come later than that: to remember more of them would change no answer, and who is
+            # sent away holds the scheduler's mutex
+            return float(MOST_RETRY_S)
         self._due.append(now + seconds)
         return seconds
 
@@ -170,8 +172,11 @@ class Overflow:
             while not self.poll(ticket):
                 if cancelled():
                     raise Cancelled("cancelled while waiting for a slot")
+                position, left_s = self.outlook(ticket)
+                if not position:  # let in since
+                    continue
                 if on_wait is not None:
-                    on_wait(*self.outlook(ticket))
+                    on_wait(position, left_s)
                 with self._mu:
                     if not self._poll_locked(ticket):
                         self._cv.wait(self._pause_s(ticket))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from pantheon.mem.mem_state import Level
 from pantheon.sched.compaction import Decode, Prompt, compose, cut
-from pantheon.sched.overflow import LATER, Gate, Promises, Verdict, arrive, eta_s, retry_after_s
+from pantheon.sched.overflow import LATER, Gate, Overflow, Promises, Verdict, arrive, eta_s, retry_after_s
 from pantheon.sched.ring import Ring
 from pantheon.sched.slot import MOVES, Actor, IllegalMove, Phase, Slot
 from pantheon.sched.turnstile import Turnstile
+from tests.fakes import FakeClock
 
 
 def test_the_life_of_a_slot_M087() -> None:
@@ -213,3 +214,40 @@ def test_those_who_are_sent_away_do_not_all_come_back_at_once_X08() -> None:
     assert promises.next_due_s(101.5, each) / LATER == 2.5, "one has come back, three have not"
     assert promises.next_due_s(200.0, each) / LATER == 1.0, "old promises do not count"
     assert max(promises.next_due_s(200.0, lambda k: 10.0 * k) for _ in range(20)) == 60.0
+
+
+def test_a_storm_of_refusals_costs_no_more_than_a_few_X08() -> None:
+    """Each is decided under the mutex that the driver needs: neither the k-th place nor the k-th refusal may take k
+    times as long."""
+    promises, asked = Promises(), list[int]()
+
+    def eta(k: int) -> float:
+        asked.append(k)
+        return eta_s(k, [0.0] * 8, 4.0)
+
+    assert promises.next_due_s(0.0, eta) < 60.0
+    assert [promises.next_due_s(0.0, eta) for _ in range(2000)][-1] == 60.0
+    assert max(asked) < 8 * 60 / 4, "those who were told the most are not counted"
+
+
+@given(st.integers(0, 40), st.lists(st.floats(0, 20), min_size=1, max_size=9), st.floats(0.01, 10))
+def test_the_kth_place_is_that_of_places_given_back_one_after_the_other_X08(
+    k: int, ages: list[float], service: float
+) -> None:
+    free = [max(service - age, service / 4) for age in ages]
+    for _ in range(k):
+        free[free.index(min(free))] += service
+    assert eta_s(k, ages, service) == pytest.approx(min(free))
+
+
+def test_who_is_let_in_between_two_looks_is_not_told_that_it_waits_X11(fake_clock: FakeClock) -> None:
+    gate = Overflow(threading.Lock(), fake_clock, places=1, depth=1, wait_s=30.0, grace_s=2.0)
+    inside, waiter = gate.arrive(), gate.arrive()
+    told: list[int] = []
+
+    def cancelled() -> bool:
+        gate.leave(inside)
+        return False
+
+    gate.wait(waiter, cancelled, lambda position, left_s: told.append(position))
+    assert waiter.inside and not told
