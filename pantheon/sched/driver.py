@@ -47,7 +47,10 @@ class Driver:
         shared = self._shared
         with shared.turnstile.turn():
             for slot in shared.prompts[:1]:
-                shared.catch_up(slot)
+                try:
+                    shared.catch_up(slot)
+                except Exception as fault:  # of one prompt: nobody else is to notice
+                    shared.fail(slot, fault)
             with shared.mu:
                 step = self._compose_locked()
             if step is None:

@@ -222,20 +222,26 @@ class Scheduler:
         self.driver.join()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when anything contradicts anything."""
+        """Raise AssertionError when anything contradicts anything.  Waits its turn: within one, a token may be sampled
+        and not handed over yet."""
         shared = self._shared
-        with shared.mu:
-            shared.turnstile.check_integrity()
-            shared.overflow.check_integrity()
-            taken = [slot for slot in shared.slots if slot.phase is not Phase.IDLE]
-            for slot in shared.slots:
-                assert (slot.run is None) == (slot.phase is Phase.IDLE), f"slot {slot.index}: {slot.phase} {slot.run}"
-                if slot.run is not None:
-                    assert slot.run.warm.slot == slot.index
-                    slot.run.check_integrity(slot.phase is not Phase.PREFILL)
-            assert len(taken) <= shared.overflow.inside, "a slot in use without a place"
-            reading = {slot.index for slot in taken if slot.phase is Phase.PREFILL} if shared.config.mixed else set()
-            assert {slot.index for slot in shared.prompts} == reading, "prompts that nobody reads"
-            assert len(shared.prompts) == len(reading), "a prompt that is read twice"
-        if shared.cache is not None:
-            shared.cache.check_integrity()
+        with shared.turnstile.turn():
+            with shared.mu:
+                self._check_locked()
+            if shared.cache is not None:
+                shared.cache.check_integrity()
+
+    def _check_locked(self) -> None:
+        shared = self._shared
+        shared.turnstile.check_integrity()
+        shared.overflow.check_integrity()
+        taken = [slot for slot in shared.slots if slot.phase is not Phase.IDLE]
+        for slot in shared.slots:
+            assert (slot.run is None) == (slot.phase is Phase.IDLE), f"slot {slot.index}: {slot.phase} {slot.run}"
+            if slot.run is not None:
+                assert slot.run.warm.slot == slot.index
+                slot.run.check_integrity(slot.phase is not Phase.PREFILL)
+        assert len(taken) <= shared.overflow.inside, "a slot in use without a place"
+        reading = {slot.index for slot in taken if slot.phase is Phase.PREFILL} if shared.config.mixed else set()
+        assert {slot.index for slot in shared.prompts} == reading, "prompts that nobody reads"
+        assert len(shared.prompts) == len(reading), "a prompt that is read twice"

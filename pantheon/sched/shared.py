@@ -209,6 +209,12 @@ class Shared:
             self.state, self.cache = state, cache
             return True
 
+    def fail(self, slot: Slot, fault: BaseException) -> None:
+        """End the run of one slot."""
+        with self.mu:
+            if slot.run is not None:
+                self._fail_locked(slot.run, fault)
+
     def fail_all(self, fault: BaseException) -> None:
         """The driver itself has failed: nobody waits for tokens that will not come."""
         with self.mu:

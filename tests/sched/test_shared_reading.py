@@ -87,6 +87,38 @@ def _all(handle: Handle) -> None:
         list(handle)
 
 
+@MODES
+def test_rows_that_can_not_be_copied_end_that_prompt_and_nobody_else_X12_B29(mixed: bool) -> None:
+    with bench(3, mixed=mixed, chunk=8) as b:
+        cache, go = b.scheduler._shared.cache, threading.Event()
+        asked = [[*SYSTEM, 1], [*SYSTEM, 2], [5, 4, 3]]
+        answers: list[Any] = [None] * 3
+        assert cache is not None
+
+        def no(*rows: int) -> None:
+            raise OSError("no memory")
+
+        cache._copy = no
+        b.runner.before = lambda columns: go.wait(PATIENCE_S)
+
+        def user(i: int) -> None:
+            try:
+                answers[i] = b.answer(asked[i], 6)
+            except OSError as fault:
+                answers[i] = fault
+
+        threads = [threading.Thread(target=user, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        b.until(lambda: b.scheduler.load().active == 3 and b.runner.at_once == 1)
+        go.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        failed = [i for i, answer in enumerate(answers) if isinstance(answer, OSError)]
+        assert len(failed) == 1 and failed[0] < 2, answers
+        assert all(answers[i] == alone(b.model, asked[i], n=6) for i in {0, 1, 2} - set(failed))
+
+
 def test_rows_that_came_in_pieces_from_others_are_the_same_rows_B30() -> None:
     """On a real model: two agents read one system prompt by turns, and answer as they would alone."""
     model = tiny("tiny-llama-k.Q4_K_M", "cpu", 256)
