@@ -21,6 +21,11 @@ class Promise:
         self._left = 1.0
 
     @property
+    def tokens(self) -> int:
+        """Over how many tokens it is taken."""
+        return self._tokens
+
+    @property
     def outstanding(self) -> int:
         """Bytes that were promised and not seen to be taken."""
         return int(self._nbytes * self._left)

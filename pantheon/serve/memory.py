@@ -139,8 +139,7 @@ class MemoryKeeper:
                     "memory has become scarce since the prompt was cut; retry shortly", code="memory_critical",
                     retry_after=2, have_bytes=found.have_bytes, fit_tokens=found.fit_tokens,
                 )  # fmt: skip
-            reply = REPLY_TOKENS if max_tokens is None else min(REPLY_TOKENS, max_tokens)
-            return self._ledger.add(found.need_bytes, prompt_tokens + reply - warm_tokens, written)
+            return self._ledger.add(found.need_bytes, new_tokens(prompt_tokens, max_tokens, warm_tokens), written)
 
     def settled(self, promise: Promise | None) -> None:
         """The turn is over; idempotent."""
@@ -282,6 +281,12 @@ class MemoryKeeper:
             gates = list(self._gates.values())
         metrics.set("ladder_degraded_models", sum(gate.rungs.degraded for gate in gates))
         metrics.set("ladder_level", max((int(gate.rungs.level) for gate in gates), default=int(Level.OK)))
+
+
+def new_tokens(prompt_tokens: int, max_tokens: int | None, warm_tokens: int) -> int:
+    """What a turn is expected to put into memory."""
+    reply = REPLY_TOKENS if max_tokens is None else min(REPLY_TOKENS, max_tokens)
+    return max(0, prompt_tokens + reply - warm_tokens)
 
 
 def _users(entry: Entry, state: RunnerState) -> int:

@@ -18,6 +18,7 @@ from pantheon.mem.ledger import Promise
 from pantheon.serve.context import App
 from pantheon.serve.flight import Flight
 from pantheon.serve.generation import Generation, Job, Result
+from pantheon.serve.memory import new_tokens
 from pantheon.serve.routes import Responder
 from pantheon.serve.seating import Run, Seat, seat
 from pantheon.serve.stream_head import StreamHead
@@ -153,13 +154,18 @@ class Turn:
         return cache.warmth(self._session, self._prefix).tokens if cache is not None else 0
 
     def _admit(self, job: Job, reused: int) -> None:
-        """Ask whether memory allows this turn, before its first forward [M201]; its later answers come as well.
+        """Ask whether memory allows this turn, before its first forward [M201].  Its later answers come as well, but
+        for one that takes more than all before it, to a longer prompt.
 
         Raises BadRequest or Unavailable with the numbers; what was warm stays.
         """
-        if self._promise is not None:
-            return
         max_tokens = None if job.uncapped else job.limit
+        before = self._promise
+        if before is not None:
+            if new_tokens(len(job.prompt_ids), max_tokens, reused) <= before.tokens:
+                return
+            self._promise = None
+            self._app.memory.settled(before)
         try:
             self._promise = self._app.memory.promise(
                 self.entry, len(job.prompt_ids), max_tokens, reused, self._written, capped=self.capped

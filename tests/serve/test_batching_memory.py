@@ -128,6 +128,21 @@ def test_what_a_running_turn_was_promised_is_not_free(box: Squeezed) -> None:
     keeper.settled(keeper.promise(entry, 100, 300, 0, lambda: 0))
 
 
+def test_a_second_prompt_that_is_longer_than_the_first_is_asked_for_as_well_M201(box: Squeezed) -> None:
+    entry, keeper = box.load(), box.api.app.memory
+    assert entry.state is not None
+    box.api.whole(max_tokens=1)  # the scratch is there
+    costs = keeper.gate(entry).costs(entry.state)
+    box.host.available(RESERVE + costs.bytes_for(64, 1))
+    box.watch.poll_once()
+    short, long = "a", "long " * 80
+    for prompts, status in (([short, short], 200), ([short, long], 503), ([long, short], 503)):
+        answer = box.api.post("/v1/completions", {"prompt": prompts, "max_tokens": 1, "n": 2})
+        assert answer.status == status, answer.body
+    assert answer.json()["error"]["code"] == "memory_critical"
+    assert box.api.post("/v1/completions", {"prompt": short, "max_tokens": 1}).status == 200, "nothing stays promised"
+
+
 def test_dies_are_charged_a_conversation_of_each_user() -> None:
     path = str(model_path("tiny-llama.Q8_0"))
     one, four = (footprint(path, ctx=256, threads=1, users=n) for n in (1, 4))
