@@ -11,12 +11,20 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _BLOCK = 64 << 10
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _PEER_FIN = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere a departed client is noticed by the next write only
 _RETRY = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+#: how often a write that waits for its reader looks whether it should
+_LOOK_S = 0.25
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,8 @@ class Connection:
         self.timeouts = timeouts or Timeouts()
         self.bytes_in = 0
         self.last_write = time.monotonic()
+        #: asked while a client takes nothing: whether the answer is wanted no more, so that nobody waits for it
+        self.hopeless: Callable[[], bool] = _never
         self._sock = sock
         self._gone = False
         self._turn = threading.Condition()  # guards _writing, _unsent, _ended
@@ -204,11 +214,15 @@ class Connection:
                 deadline = self.last_write + self.timeouts.write_idle_s
 
     def _wait_writable(self, deadline: float) -> None:
-        try:
-            self._wait(select.POLLOUT, deadline)
-        except PeerTimeout:  # a reader this slow is treated as gone
-            self._gone = True
-            return
+        while True:
+            now = time.monotonic()
+            try:
+                self._wait(select.POLLOUT, min(deadline, now + _LOOK_S))
+                break
+            except PeerTimeout:
+                if now >= deadline or self.hopeless():  # a reader this slow is treated as gone
+                    self._gone = True
+                    return
         if self._poll(0, 0.0) & _BROKEN:
             self._gone = True
 

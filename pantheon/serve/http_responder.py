@@ -10,7 +10,7 @@ import email.utils
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -158,6 +158,10 @@ class Responder:
     def should_stop(self) -> bool:
         """Whether work for this answer should end: nobody waits, or the server stops."""
         return self.stopping() or self.client_gone()
+
+    def stop_waiting_when(self, over: Callable[[], bool]) -> None:
+        """Take a client that takes nothing for gone once `over` says so: a write to it is waited for no longer."""
+        self._connection.hopeless = over
 
     def fail(self, fault: PantheonError) -> None:
         """Answer with an error in the form that the state of the answer still allows."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pantheon import log
+from pantheon.engine.generate import never
 from pantheon.engine.prefix_cache import Marks
 from pantheon.errors import Cancelled, PantheonError, Unavailable
 from pantheon.mem.ledger import Promise
@@ -68,8 +69,12 @@ class Turn:
 
     def cancelled(self) -> bool:
         """Asked before each prefill chunk and each decode step."""
+        return self.over() or self._responder.should_stop()
+
+    def over(self) -> bool:
+        """Whether it has to end, client or not; asked as well while a client takes nothing of what is written."""
         self._timed_out = self._app.clock.monotonic() >= self._deadline
-        return self._timed_out or self.entry.evicting.is_set() or self._responder.should_stop()
+        return self._timed_out or self.entry.evicting.is_set()
 
     def reason(self, fault: Cancelled) -> PantheonError:
         """What a client that is still there is told about a cancelled generation."""
@@ -250,6 +255,7 @@ def turn(
         ) as found:  # fmt: skip
             mine, keep = Turn(app, found, responder, session, prefix), False
             app.metrics.add("requests_in_flight")
+            responder.stop_waiting_when(mine.over)
             try:
                 with app.flights.track(mine.flight):
                     yield mine
@@ -260,6 +266,7 @@ def turn(
                 _log.info("cancelled %s", log.fields(model=mine.entry.name), extra=log.TEXT_ONLY)
                 raise mine.reason(fault) from None
             finally:
+                responder.stop_waiting_when(never)
                 # a fault may have left anything behind
                 mine.close(keep=keep)
                 responder.facts |= mine.flight.facts()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -16,12 +17,13 @@ from pantheon.engine.generate import PREFILL_CHUNK
 from pantheon.errors import PantheonError
 from pantheon.mem.mem_state import Level
 from pantheon.serve.context import App
+from pantheon.serve.http_connection import Connection
 from pantheon.serve.loading import free as free_entry
 from pantheon.serve.loading import unload
 from pantheon.serve.router_client import loads
 from pantheon.serve.seating import seat
-from tests.serve.api_server import answer_of, scripted, serving
-from tests.serve.batch_server import Later, Valve, batching
+from tests.serve.api_server import answer_of, post_bytes, scripted, serving
+from tests.serve.batch_server import PATIENCE_S, Later, Valve, batching
 from tests.serve.http_client import Answer, eventually, read_until
 
 LONG = [{"role": "user", "content": "x" * (PREFILL_CHUNK * 6)}]
@@ -363,3 +365,21 @@ def test_no_model_and_loading_have_codes_of_their_own_X10() -> None:
         assert isinstance(PantheonError("x", status=503, code="y").body(), dict)
 
 
+
+
+def test_a_reader_that_takes_nothing_holds_up_no_forced_unload_X02_X23_M257(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits in a write, up to a minute, and not for a token: there it is told as well."""
+    stuck, wait = threading.Event(), Connection._wait_writable
+
+    def waits(self: Connection, deadline: float) -> None:
+        stuck.set()
+        wait(self, deadline)
+
+    with batching(2, pieces=("much " * 20_000,) * 100) as b, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(b.api.server.server_address[:2])
+        monkeypatch.setattr(Connection, "_wait_writable", waits)
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 100}
+        sock.sendall(post_bytes("/v1/chat/completions", body))
+        assert stuck.wait(PATIENCE_S)
+        assert unload(b.api.app.registry, "m", timeout_s=0, force=True) == [b.entry], "or 409 still_busy"
