@@ -92,6 +92,8 @@ def load_model(
         plan = plan_of(file)
         tokenizer = tokenizer_of(file, plan)
         n_ctx = pick_ctx(ctx, plan)
+        if n_ctx > plan.n_ctx_train:
+            log.warning("context beyond the trained one %s", fields(ctx=n_ctx, trained=plan.n_ctx_train))
         kv = pick_kv_type(kv_type, executor, file, plan)
         check_memory(plan, n_ctx, kv, weights=packed_bytes(die, file, plan, n_ctx, kv))
         seams.hit("upload")
@@ -223,8 +225,6 @@ def pick_ctx(ctx: int | None, plan: Plan) -> int:
         return min(plan.n_ctx_train, DEFAULT_CTX)
     if not isinstance(ctx, int) or not 2 <= ctx <= MAX_CTX:
         raise BadRequest(f"ctx must be from 2 to {MAX_CTX} tokens, not {ctx!r:.40}", param="ctx")
-    if ctx > plan.n_ctx_train:
-        log.warning("context beyond the trained one %s", fields(ctx=ctx, trained=plan.n_ctx_train))
     return ctx
 
 

@@ -138,6 +138,8 @@ def _truncation(fields: Fields) -> bool:
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     messages = fields.items("messages")
+    if not fields.given("messages"):
+        raise fields.fault("messages", "is missing; give an array of at least one message")
     if not messages:
         raise fields.fault("messages", "must be an array of at least one message")
     for i, message in enumerate(messages):

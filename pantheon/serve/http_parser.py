@@ -73,6 +73,8 @@ class HeadParser:
     def feed(self, data: bytes) -> Head | None:
         """Take more bytes; returns the head once complete.  Raises HttpError (400, 414, 431, 501, 505)."""
         self._buffer += data
+        if self._line is None and self._buffer.startswith(b"\x16\x03"):
+            raise bad_http("a TLS handshake, but this port speaks plain HTTP: use http://, or serve with --ssl-cert")
         while self.head is None:
             end = self._buffer.find(b"\n")
             size = end + 1 if end >= 0 else len(self._buffer)

@@ -78,6 +78,8 @@ def _thinking(fields: Fields) -> dict[str, Any]:
 
 def _messages(fields: Fields) -> list[Message]:
     given = fields.items("messages")
+    if not fields.given("messages"):
+        raise fields.fault("messages", "is missing; give an array of at least one message")
     if not given:
         raise fields.fault("messages", "must be an array of at least one message")
     found: list[Message] = []

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 
 from pantheon import log, seams
 from pantheon.errors import Cancelled, PantheonError
@@ -102,11 +103,20 @@ class Router:
         if wanted in choices:
             return choices[wanted]
         if not choices:
-            hint = f"; did you mean /v1{path}?" if dict(self._candidates("/v1" + path)) and len(path) < 200 else ""
+            near = self._near(path) if len(path) < 200 else None
+            hint = f"; did you mean {near}?" if near else ""
             raise HttpError(404, f"no such path: {path[:200]}{hint}", code="not_found")
         allowed = sorted({*choices, "OPTIONS", *(["HEAD"] if "GET" in choices else [])})
         message = f"{method[:40]} is not allowed on {path[:200]}; use {', '.join(choices)}"
         raise HttpError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+
+    def _near(self, path: str) -> str | None:
+        """The path that was probably meant: a base URL with one `/v1` too few or too many, a `/` at its end, a typo."""
+        bare = path.rstrip("/")
+        for near in (bare, "/v1" + bare, bare.removeprefix("/v1")):
+            if near and dict(self._candidates(near)):
+                return near
+        return next(iter(get_close_matches(bare, sorted({known for _, known in self._exact}), 1, 0.9)), None)
 
     def _candidates(self, path: str) -> Iterator[tuple[str, tuple[Handler, str]]]:
         # later pairs win in dict(): longer prefixes over shorter ones, exact paths over all

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pantheon
+from pantheon.engine.footprint import footprint
 from pantheon.engine.load import pick_ctx
 from pantheon.errors import BadRequest, ModelFileError, PantheonError, Unavailable
 from tests.engine.tiny import tiny
@@ -35,6 +36,14 @@ def test_without_a_ctx_8192_positions_at_most_are_admitted_M059() -> None:
     trained = [replace(model().plan, n_ctx_train=n) for n in (512, 8192, 1 << 17)]
     assert [pick_ctx(None, plan) for plan in trained] == [512, 8192, 8192]
     assert pick_ctx(1 << 17, trained[0]) == 1 << 17
+
+
+def test_a_ctx_beyond_the_trained_one_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    file, ctx = model_path(STEM), 2 * model().plan.n_ctx_train
+    footprint(str(file), ctx=ctx)
+    with pantheon.load(file, ctx=ctx, executor="reference") as loaded:
+        assert loaded.n_ctx == ctx
+    assert [record.getMessage().split(" ctx=")[0] for record in caplog.records] == ["context beyond the trained one"]
 
 
 def test_ctx_is_obeyed() -> None:

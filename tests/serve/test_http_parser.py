@@ -124,6 +124,11 @@ def test_bare_lf_is_400() -> None:
         assert refusal(data) == 400
 
 
+def test_a_tls_handshake_on_a_plain_port_is_called_so() -> None:
+    with pytest.raises(HttpError, match="TLS handshake.*http://"):
+        parse(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+
+
 @pytest.mark.parametrize(
     "fields", [(), ("Host: a", "Host: a"), ("Host: a b",), ("Host: a/b",), ("Host: [::1",), ("Host: a:b",)]
 )

@@ -86,7 +86,10 @@ def test_unknown_path_404_known_path_wrong_method_405() -> None:
     assert refusal(router, "GET", "/V1/chat/completions").status == 404
     assert refusal(router, "GET", "/v1/chat/completions/").status == 404
     assert refusal(router, "GET", "/v1/models/").status == 404
-    assert refusal(router, "POST", "/chat/completions").message.endswith("did you mean /v1/chat/completions?")
+    for path in ("/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions", "/v1/chat/completion"):
+        assert refusal(router, "POST", path).message.endswith("did you mean /v1/chat/completions?")
+    for path in ("/nope", "/api/chat", "//", "/v1", "/v1/"):
+        assert refusal(router, "POST", path).message == f"no such path: {path}"
     fault = refusal(router, "GET", "/v1/chat/completions")
     assert (fault.status, fault.headers) == (405, {"Allow": "OPTIONS, POST"})
     assert refusal(router, "BREW", "/v1/models/x").headers == {"Allow": "GET, HEAD, OPTIONS"}
