@@ -52,7 +52,7 @@ def add_model_flags(parser: argparse.ArgumentParser, default_ctx: str = "the mod
     parser.add_argument("--ctx", type=whole(2), metavar="N", help=f"context length in tokens (default: {default_ctx})")  # fmt: skip # noqa: E501
     parser.add_argument("--threads", type=whole(1), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
     parser.add_argument("--executor", choices=("cpu", "reference"), default="cpu", help="who computes (default: cpu; reference is slow and exact)")  # fmt: skip # noqa: E501
-    parser.add_argument("--kv-type", choices=("f32", "f16", "q8_0", "q4_0"), help="number format of the KV cache")
+    parser.add_argument("--kv-type", choices=("f32", "f16", "q8_0", "q4_0"), help="number format of the KV cache (default: f16 for quantised models)")  # fmt: skip # noqa: E501
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:

@@ -35,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "perplexity",
         help="measure how well a model predicts a text",
+        usage="pantheon perplexity [MODEL] --text FILE [flags]",
         description="Perplexity of a text file, in windows: the second half of each is scored, given all before it.",
     )
     common.add_model_flags(parser, "the window")

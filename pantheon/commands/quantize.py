@@ -34,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "quantize",
         help="write a GGUF file with its matrices in another weight type",
+        usage="pantheon quantize IN OUT TYPE [flags]",
         description="Quantise the matrices of a float GGUF file. Norms, biases and routers stay as they are; the "
         "output matrix of a 4-bit file is Q6_K; rows that TYPE does not fit become Q8_0 or F16.",
     )
@@ -113,12 +114,18 @@ def _write(file: GGUFFile, path: Path, types: dict[str, str], label: str, thread
     return sum(info.nbytes for info in file.tensors.values()), sum(sizes.values())
 
 
+#: keys that the new file gets anew
+_WRITTEN = (
+    "general.architecture", "general.file_type", "general.quantization_version", "pantheon.quantized_by",
+)  # fmt: skip
+
+
 def _copy_metadata(file: GGUFFile, writer: Any, label: str) -> None:
     """Every key as it is, but for those of a split and of the writer itself."""
     import gguf
 
     for field in gguf.GGUFReader(file.path).fields.values():
-        if field.name.startswith(("GGUF.", "split.")) or field.name in ("general.architecture", "general.file_type"):
+        if field.name.startswith(("GGUF.", "split.")) or field.name in _WRITTEN:
             continue
         kind = field.types[0]
         item = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
