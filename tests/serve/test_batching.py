@@ -1,6 +1,6 @@
 """Several users on one model, seen from outside: places, the queue, refusals, clients that leave, the end.
 
-Spec: M083-M085, M092-M101, M109-M112, M117, M142, X06, X08, X10, X11, X22, X23, X30, B24, B29.
+Spec: M083-M085, M092-M101, M109-M112, M117, M142, M254, X06, X08, X10, X11, X22, X23, X30, B24, B29.
 """
 
 from __future__ import annotations
