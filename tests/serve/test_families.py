@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,12 +75,12 @@ def test_four_at_once_are_answered_as_each_alone(alone: tuple[str, list[str]]) -
     with server(stem, USERS) as api:
         barrier = threading.Barrier(USERS)
 
-        def one(i: int) -> str:
+        def one(i: int) -> Any:
             barrier.wait(20)
             return answer(api, CHATS[i][0], **CHATS[i][1])[0]
 
         for _ in range(2):
-            laters: list[Any] = [Later(lambda i=i: one(i)) for i in range(USERS)]  # type: ignore[misc]
+            laters: list[Any] = [Later(partial(one, i)) for i in range(USERS)]
             assert [later.get() for later in laters] == want
 
 
