@@ -1,4 +1,7 @@
-"""Refusals and failures of the chat API, before and after the first byte [B11, B13, B23, B26, M032-M034, M048, M255, X25]."""
+"""Refusals and failures of the chat API, before and after the first byte.
+
+Spec: B11, B13, B23, B26, M032-M034, M048, M255, X25.
+"""
 
 from __future__ import annotations
 
