@@ -304,5 +304,10 @@ class _Vocabulary:
 
 
 def _first_line(fault: str) -> str:
-    """llguidance appends parser states to its errors."""
-    return " ".join(fault.split("<state>")[0].split())[:300]
+    """What is wrong, in one line: llguidance puts a place in our grammar in front, the grammar and states behind."""
+    text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", fault.split("<state>")[0].strip())
+    # the listing of the grammar: lines that begin with their number
+    text = re.split(r"\n\s*\d+ \| ", text, maxsplit=1)[0]
+    if "NoExtensionBias" in text:
+        return "it refers to itself and nothing else"
+    return " ".join(text.split())[:300]

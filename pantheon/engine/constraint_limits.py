@@ -20,6 +20,8 @@ MAX_OPTIONAL = 450
 #: the sum of their squares, which is what compiling them costs
 MAX_OPTIONAL_SQUARES = 1_000_000
 MAX_MULTIPLE = 10_000
+#: the engine cuts bounds to 64 bits without a word
+_MAX_BOUND = 2**63 - 1
 
 
 def check_size(schema: Any, param: str) -> None:
@@ -38,6 +40,7 @@ def check_size(schema: Any, param: str) -> None:
             stack.extend(item.values())
             squares += _optional(item, param) ** 2
             _check_multiple(item.get("multipleOf"), param)
+            _check_bounds(item, param)
         if nodes > MAX_NODES or text > MAX_TEXT or squares > MAX_OPTIONAL_SQUARES:
             raise BadRequest(f"{param}: the schema is too large to be enforced", param=param)
 
@@ -63,3 +66,10 @@ def _check_multiple(value: Any, param: str) -> None:
     digits = f"{abs(value):.15f}".rstrip("0").rstrip(".").replace(".", "") if abs(value) < 1e15 else "9" * 16
     if int(digits) > MAX_MULTIPLE:
         raise BadRequest(f"{param}: multipleOf {value!r:.30} can't be enforced, at most {MAX_MULTIPLE}", param=param)
+
+
+def _check_bounds(schema: Mapping[str, Any], param: str) -> None:
+    for name, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+        value = schema.get(name)
+        if isinstance(value, int) and value * sign > _MAX_BOUND:
+            raise BadRequest(f"{param}: {name} {value:.3g} is beyond 64 bits and can't be enforced", param=param)

@@ -24,6 +24,7 @@ _Tool = tuple[str, Mapping[str, Any]]
 #: (rule `call`, the rules below it) for some tools
 _Calls = Callable[[Sequence[_Tool]], str]
 
+_NOTHING = {"type": "object", "properties": {}}
 _DS_CALL, _DS_SEP, _DS_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCE = "\n```json\n"
 #: blanks that a model may leave behind a mark that it wrote by itself
@@ -166,8 +167,9 @@ def _tool(item: Any, param: str) -> _Tool:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequest(f"{param}.function.name is missing", param=param)
     schema = function.get("parameters")
-    if schema is None:
-        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    if schema is None or schema == _NOTHING:
+        # how most clients declare a function that takes nothing; open as it is by the letter, arguments would not end
+        schema = {**_NOTHING, "additionalProperties": False}
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{param}.function.parameters must be an object", param=param)
     if not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pantheon.engine.constraint import make_constraint
-from pantheon.engine.constraint_limits import MAX_OPTIONAL
+from pantheon.engine.constraint_limits import MAX_OPTIONAL, check_size
 from pantheon.errors import BadRequest, PantheonError
 from tests.engine.constrained import TOKENIZER, N
 
@@ -62,3 +62,12 @@ def test_a_limit_that_is_met_while_decoding_is_a_400() -> None:
             made.mask(np.zeros(N, np.float32))
             made.accept(ord('"') if not _ else ord("a"))
     assert (caught.value.status, caught.value.code) == (400, "constraint_failed")
+
+
+@pytest.mark.parametrize(("name", "value"), [("minimum", 10**20), ("exclusiveMaximum", -(10**20))])
+def test_bounds_beyond_64_bits_are_refused(name: str, value: int) -> None:
+    """The engine would cut them to 64 bits, and an answer would not fit its schema."""
+    with pytest.raises(BadRequest, match="beyond 64 bits") as caught:
+        check_size({"type": "object", "properties": {"n": {"type": "integer", name: value}}}, "tools")
+    assert caught.value.param == "tools"
+    check_size({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "tools")

@@ -205,6 +205,30 @@ def test_without_llguidance_a_forced_choice_is_refused(monkeypatch: pytest.Monke
     assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("parameters", [None, {"type": "object", "properties": {}}])
+def test_a_function_of_no_parameters_gets_none(parameters: Any) -> None:
+    """By the letter such an object is open, and a small model goes on inventing arguments."""
+    tool = {"type": "function", "function": {"name": "ping", "parameters": parameters}}
+    constraint = make_constraint(TOKENIZER, forced(tools=[tool]))
+    assert constraint is not None
+    for token in TOKENIZER.encode('<tool_call>\n{"name": "ping", "arguments": {'):
+        constraint.accept(token)
+    logits = np.zeros(N, np.float32)
+    constraint.mask(logits)
+    assert logits[ord('"')] == -np.inf and logits[ord("}")] == 0
+
+
+def test_what_can_not_be_enforced_is_told_in_one_sentence() -> None:
+    """The grammar that was made of the schema, and the engine's own words for it, are nothing to the caller."""
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}}}
+    tool = {"type": "function", "function": {"name": "ping", "parameters": schema}}
+    with pytest.raises(BadRequest) as caught:
+        make_constraint(TOKENIZER, forced(tools=[tool]))
+    assert str(caught.value) == "tool_choice can't be enforced: Pointer '/$defs/none' does not exist"
+    with pytest.raises(BadRequest, match="it refers to itself and nothing else$"):
+        make_constraint(TOKENIZER, {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}})
+
+
 @pytest.mark.parametrize("syntax", sorted(TOOL_SYNTAXES))
 def test_a_forced_call_is_read_back_as_it_was_meant(syntax: str) -> None:
     """What the grammar of a syntax lets through, is a call for the parser of the answers."""
