@@ -370,4 +370,6 @@ def _template_kwargs(fields: Fields) -> dict[str, Any]:
     for name in given:
         if name in _RESERVED_KWARGS or not name.isidentifier():
             raise fields.fault("chat_template_kwargs", f"{name[:40]!r} can not be set")
+    # templates ask whether it is true, and "false" would be
+    Fields(given, "chat_template_kwargs.").flag("enable_thinking", True)
     return kwargs | given

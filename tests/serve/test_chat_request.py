@@ -85,6 +85,13 @@ def test_wrong_type_or_range_names_the_field_B05c_B06_B08_B11(name: str, value: 
     assert name in fault.value.message
 
 
+def test_thinking_is_true_or_false_wherever_it_is_said() -> None:
+    """A template takes the text "false" for true: what should have no thought would be nothing but one."""
+    with pytest.raises(BadRequest) as fault:
+        parse(chat_template_kwargs={"enable_thinking": "false"})
+    assert fault.value.param == "chat_template_kwargs.enable_thinking"
+
+
 def test_bad_include_usage() -> None:
     with pytest.raises(BadRequest) as fault:
         parse(stream_options={"include_usage": "x"})
