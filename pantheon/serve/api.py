@@ -80,6 +80,5 @@ def build_router(app: App) -> Router:
         ("POST", "/m/", one_model.post),
     ):
         router.add(method, path, partial(handler, app))
-    for ending in ("/v1/messages", "/v1/messages/count_tokens"):
-        router.speak(ending, VOICE)
+    router.speak("/v1/messages", VOICE)
     return router

@@ -88,13 +88,13 @@ class Router:
             raise ValueError(f"{method} {path} has a handler already")
         table[method, path] = handler
 
-    def speak(self, ending: str, voice: Voice) -> None:
-        """Answers on paths that end so are given in this voice, those of requests that no handler sees as well."""
-        self._voices[ending] = voice
+    def speak(self, part: str, voice: Voice) -> None:
+        """Answers on paths that end so, or go on below it, are given in this voice, also where no handler is."""
+        self._voices[part] = voice
 
     def voice(self, path: str) -> Voice:
         """The voice of a path, known or not."""
-        return next((voice for ending, voice in self._voices.items() if path.endswith(ending)), OPENAI)
+        return next((voice for part, voice in self._voices.items() if part + "/" in path + "/"), OPENAI)
 
     def find(self, method: str, path: str) -> tuple[Handler, str]:
         """(handler, tail).  Raises HttpError: 404 for an unknown path, 405 with `Allow` for a known one."""

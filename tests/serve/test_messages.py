@@ -188,6 +188,13 @@ def test_faults_are_told_in_its_own_shape_whoever_finds_them(path: str) -> None:
         assert (answer.status, error(answer)["type"]) == (503, "overloaded_error") and "retry-after" in answer.headers
 
 
+@pytest.mark.parametrize("path", [PATH + "/batches", PATH + "/", "/m/org/name" + PATH + "/batches/x"])
+def test_what_this_api_does_not_have_is_told_in_its_own_shape(path: str) -> None:
+    with serving() as api:
+        answer = api.get(path)
+        assert (answer.status, error(answer)["type"]) == (404, "not_found_error")
+
+
 def test_a_missing_key_is_told_in_its_own_shape() -> None:
     server = PantheonServer(build_router(App()), HttpConfig(port=0, api_keys=("k",)))
     server.start(0.01)
