@@ -157,7 +157,7 @@ class Emitter:
     def _content(self, last: bool) -> bool:
         if self._suspect is None or self._suspect.search(self._carry) is None:
             self._emit("content", self._carry)
-            self._carry = ""
+            self._carry, self._spilled = "", False
             return False
         found = self._first_end()
         if found is None:

@@ -153,3 +153,12 @@ def test_nothing_is_lost(text: str) -> None:
     joined, _ = run(list(text))
     if "</think>" not in text and not text.lstrip().startswith("<think>"):
         assert joined["content"] == text
+
+
+def test_a_marker_behind_bare_json_that_was_no_call_counts() -> None:
+    """The first piece behind a block that was none was skipped, whatever it was."""
+    offered = {"f": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    call = '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'
+    for pieces in (['{"note": 1} ' + call], ['{"note"', ": 1} ", call], list('{"note": 1}' + call)):
+        joined, _ = run(pieces, tools=LLAMA3_TOOLS, offered=offered)
+        assert joined["call"] == '[f]{"a": "x"}' and joined["content"].startswith('{"note": 1}')
