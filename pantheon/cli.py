@@ -98,7 +98,8 @@ def _take_rest(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: 
     """argparse gives up on positional words that stand behind a flag; they join the others here."""
     words = [w for w in rest if not w.startswith("-") or w == "-"]
     if len(words) < len(rest) or (words and not hasattr(args, "words")):
-        raise common.UsageError(f"unrecognized arguments: {' '.join(rest)} (see pantheon {args.command} --help)")
+        model = "; a model goes behind --model" if words and args.command == "serve" else ""
+        raise common.UsageError(f"unrecognized arguments: {' '.join(rest)}{model} (see pantheon {args.command} --help)")
     if words:
         args.words = [*args.words, *words]
 

@@ -234,3 +234,10 @@ def test_a_parent_may_have_closed_the_standard_streams(closed: tuple[int, ...], 
     )  # fmt: skip
     assert process.wait(60) == 0
     assert seen.read_text() == "1 ['/dev/null', '/dev/null', '/dev/null']"
+
+
+def test_a_model_without_its_flag_is_told_where_to_go(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "model.gguf"])
+    assert left.value.code == 2
+    assert "model.gguf; a model goes behind --model" in capsys.readouterr().err
