@@ -69,8 +69,8 @@ _PROBE = {200: (JSON, {"status": "ok"}), 503: (JSON, {"status": "loading"})}
 _GENERATED = tables.MODEL + tables.STREAM + tables.LENGTH + tables.SAMPLING + tables.SESSION
 _CHAT = tables.CHAT + _GENERATED
 _ROWS: tuple[Route, ...] = (
-    Route("GET", "/", "The process lives; 302 to /ui for a browser", "health", answers={200: _ROOT, 302: _ROOT}, faults=(),
-          guard="open"),
+    Route("GET", "/", "The process lives; 302 to /ui for a browser", "health", answers={200: _ROOT, 302: _ROOT},
+          faults=(), guard="open"),
     *(Route("GET", path, "Whether a chat can be answered now", "health", answers=_PROBE, faults=(403,), guard="open")
       for path in ("/health", "/v1/health", "/ready")),
     Route("GET", "/metrics", "Counters for Prometheus", "health", answers={200: ("text/plain", "")},

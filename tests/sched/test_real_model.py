@@ -20,8 +20,9 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "turns"])
 @pytest.mark.parametrize("stem", ["tiny-llama-k.Q4_K_M", "tiny-qwen35.Q8_0"], ids=["attention", "recurrent"])
 def test_eight_at_once_equal_their_solo_runs_M074_M107(stem: str, mixed: bool) -> None:
-    """Three turns of twelve conversations on eight slots, some seeded: prompts of 1 to 150 tokens, warm from turn 2; also
-    where a state can only be taken back to what was remembered of it [X12]."""
+    """Three turns of twelve conversations on eight slots, some seeded: prompts of 1 to 150 tokens, warm from turn 2.
+
+    Also where a state can only be taken back to what was remembered of it [X12]."""
     model = tiny(stem, "cpu", 512)
     chance = random.Random(11)
     state = model.new_state(12)
