@@ -110,7 +110,7 @@ def measured_table(paths: Sequence[Path]) -> str:
         memory = told("inspect", str(path), "--ctx", str(CTX), "--json")["memory"]
         sizes = [f"{memory[f'{part}_bytes'] / 1e6:.0f} MB" for part in ("weights", "scratch", "kv")]
         speeds = [f"{result['median']:.0f}" for result in bench["results"]]
-        rows.append((path.stem, *sizes, *speeds, f"`pantheon serve {path.name}`"))
+        rows.append((path.stem, *sizes, *speeds, f"`pantheon serve --model {path.name}`"))
     table = markdown(MEASURED_HEAD, rows, right={1, 2, 3, 4, 5})
     machine = f"{cpu_name()}, {bench['threads']} threads; {platform.system()}, Python {platform.python_version()}"
     return "\n".join([*table, "", f"{datetime.date.today()}; {machine}; tokens per second, median of 5."])

@@ -84,5 +84,5 @@ def test_every_real_model_has_a_command() -> None:
     body = [line for line in block.splitlines() if line.startswith("|")][2:]
     assert len(body) >= 2
     for line in body:
-        assert re.search(r"`pantheon serve \S+\.gguf` *\|$", line), line
+        assert re.search(r"`pantheon serve --model \S+\.gguf` *\|$", line), line
         assert line.count("|") == len(page.MEASURED_HEAD) + 1
