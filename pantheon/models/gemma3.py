@@ -10,9 +10,8 @@ from __future__ import annotations
 from pantheon.models.config import Config, Metadata, Shapes, rope_spec
 from pantheon.models.layers import Decoder, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Add, Embed, SoftCap
+from pantheon.plan.ops import Add, SoftCap
 from pantheon.plan.rope import RopeSpec
-from pantheon.plan.state_spec import KVSpec, StateSpec
 
 #: the 27B: its queries are scaled by the width of the model over its heads
 _WIDE_LAYERS = 62
@@ -30,7 +29,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     far = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
     scale = (cfg.n_embd / cfg.n_head if cfg.n_layer == _WIDE_LAYERS else cfg.head_dim) ** -0.5
 
-    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x, cfg.n_embd**0.5))
+    net.embed(cfg.n_embd**0.5)
     for layer in range(cfg.n_layer):
         at, near_by = f"blk.{layer}", bool(window) and local[layer]
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
@@ -48,5 +47,4 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     logits = net.output_head()
     if cap:
         build.add(SoftCap(logits, cap))
-    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
-    return build.finish("gemma3", cfg.n_vocab, cfg.n_ctx_train, logits, state)
+    return net.finish("gemma3", logits)

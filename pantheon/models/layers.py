@@ -6,8 +6,9 @@ from typing import Literal
 
 from pantheon.models.config import Config, Shapes, tensor_shape
 from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
-from pantheon.plan.builder import PlanBuilder
-from pantheon.plan.ops import Attend, ExpertMatMul, Gate, MatMul, Mix, RmsNorm, Rope, Route, StoreKV
+from pantheon.plan.builder import Plan, PlanBuilder
+from pantheon.plan.ops import Attend, Embed, ExpertMatMul, Gate, MatMul, Mix, RmsNorm, Rope, Route, StoreKV
+from pantheon.plan.state_spec import KVSpec, RecurrentSpec, StateSpec
 
 
 class Weights:
@@ -85,6 +86,11 @@ class Decoder:
         self.gate = build.buffer("gate", cfg.n_ff)
         self.up = build.buffer("up", cfg.n_ff)
 
+    def embed(self, scale: float = 1.0) -> None:
+        """x = the token's row of the table."""
+        cfg = self.cfg
+        self.build.add(Embed(self.weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), self.x, scale))
+
     def norm(self, x: Buffer, name: str, out: Buffer) -> None:
         """out = RMS(x; name)."""
         self.build.add(RmsNorm(x, self.weights.vector(name, x.width), out, self.cfg.eps))
@@ -150,3 +156,9 @@ class Decoder:
         weight = self.weights.matrix(name, cfg.n_vocab, cfg.n_embd)
         self.build.add(MatMul(weight, head_in, logits, self.weights.bias("output.bias", cfg.n_vocab)))
         return logits
+
+    def finish(self, arch: str, logits: Buffer, recurrent: tuple[RecurrentSpec, ...] = ()) -> Plan:
+        """The plan; every layer that is not recurrent has KV rows."""
+        cfg = self.cfg
+        kv = (KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim),) * (cfg.n_layer - len(recurrent))
+        return self.build.finish(arch, cfg.n_vocab, cfg.n_ctx_train, logits, StateSpec(kv, recurrent))

@@ -10,8 +10,6 @@ from __future__ import annotations
 from pantheon.models.config import Config, Metadata, ModelConfigError, Shapes, expert_counts, rope_spec
 from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Embed
-from pantheon.plan.state_spec import KVSpec, StateSpec
 
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
@@ -28,7 +26,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     n_experts, k = expert_counts(meta)
     mixture = Mixture(net, n_experts, k, cfg.n_ff) if n_experts else None
 
-    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    net.embed()
     for layer in range(cfg.n_layer):
         at = f"blk.{layer}"
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
@@ -42,5 +40,4 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
             net.gated_ffn(at, "silu")
             net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
     logits = net.output_head()
-    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
-    return build.finish("llama", cfg.n_vocab, cfg.n_ctx_train, logits, state)
+    return net.finish("llama", logits)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pantheon.models.config import Config, Metadata, Shapes, rope_spec
 from pantheon.models.layers import Decoder, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Embed, Gate, MatMul
-from pantheon.plan.state_spec import KVSpec, StateSpec
+from pantheon.plan.ops import Gate, MatMul
 
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
@@ -20,7 +19,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     net = Decoder(build, weights, cfg)
     table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
 
-    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    net.embed()
     for layer in range(cfg.n_layer):
         at = f"blk.{layer}"
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
@@ -31,8 +30,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
         _gate_up(net, f"{at}.ffn_up.weight")
         net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
     logits = net.output_head()
-    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
-    return build.finish("phi3", cfg.n_vocab, cfg.n_ctx_train, logits, state)
+    return net.finish("phi3", logits)
 
 
 def _gate_up(net: Decoder, name: str) -> None:

@@ -22,8 +22,8 @@ from pantheon.models.config import (
 from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.buffers import Buffer, Vector
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Conv, DeltaGates, DeltaRule, Embed, Gate, Mix, Pick, RmsNorm, Sigmoid
-from pantheon.plan.state_spec import KVSpec, RecurrentSpec, StateSpec
+from pantheon.plan.ops import Conv, DeltaGates, DeltaRule, Gate, Mix, Pick, RmsNorm, Sigmoid
+from pantheon.plan.state_spec import RecurrentSpec
 
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
@@ -36,7 +36,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox", still=still_pairs(meta, cfg.n_rot)))
     recurrent = _recurrent_layers(meta, cfg.n_layer)
 
-    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    net.embed()
     for layer in range(cfg.n_layer):
         at, before = f"blk.{layer}", sum(recurrent[:layer])
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
@@ -51,11 +51,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
             net.gated_ffn(at, "silu")
             net.project(f"{at}.ffn_down", net.gate, net.x, add=True)
     logits = net.output_head()
-    n_linear = sum(recurrent)
-    state = StateSpec(
-        (KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim),) * (cfg.n_layer - n_linear), (linear.spec,) * n_linear
-    )  # fmt: skip
-    return build.finish(meta.arch, cfg.n_vocab, cfg.n_ctx_train, logits, state)
+    return net.finish(meta.arch, logits, (linear.spec,) * sum(recurrent))
 
 
 def _config(meta: Metadata, shapes: Shapes) -> Config:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from pantheon.models.config import Config, Metadata, Shapes, expert_counts, rope_spec
 from pantheon.models.layers import Decoder, Mixture, Weights
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import Embed
-from pantheon.plan.state_spec import KVSpec, StateSpec
 
 
 def plan(meta: Metadata, shapes: Shapes) -> Plan:
@@ -22,7 +20,7 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
     mixture = Mixture(net, n_experts, k, width)
     table = build.rope(rope_spec(meta, cfg, shapes, pairing="neox"))
 
-    build.add(Embed(weights.matrix("token_embd.weight", cfg.n_vocab, cfg.n_embd), net.x))
+    net.embed()
     for layer in range(cfg.n_layer):
         at = f"blk.{layer}"
         net.norm(net.x, f"{at}.attn_norm.weight", net.normed)
@@ -33,5 +31,4 @@ def plan(meta: Metadata, shapes: Shapes) -> Plan:
         net.norm(net.x, f"{at}.ffn_norm.weight", net.normed)
         mixture.ffn(at)
     logits = net.output_head()
-    state = StateSpec(tuple(KVSpec(cfg.n_kv, cfg.head_dim, cfg.v_dim) for _ in range(cfg.n_layer)))
-    return build.finish("qwen3moe", cfg.n_vocab, cfg.n_ctx_train, logits, state)
+    return net.finish("qwen3moe", logits)
