@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from pantheon.errors import Unavailable
+from pantheon.serve.chat_job import Job, prepare_chat
 from pantheon.serve.chat_request import ChatRequest
 from pantheon.serve.context import App
-from pantheon.serve.generation import Job, Result, Step, prepare_chat
+from pantheon.serve.generation import Result, Step
 from pantheon.serve.placement import marks_of_chat
 from pantheon.serve.routes import Responder
 from pantheon.serve.stream_head import StreamHead

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pantheon.engine.generate import Token, generate, never
 from pantheon.engine.prefix_cache import Warm
-from pantheon.serve.chat_job import Job as Job
-from pantheon.serve.chat_job import check_bias as check_bias
-from pantheon.serve.chat_job import prepare_chat as prepare_chat
-from pantheon.serve.chat_job import room as room
+from pantheon.serve.chat_job import Job
 from pantheon.serve.emitter import Emitter, Event
 from pantheon.serve.flight import Flight, timings_of
 from pantheon.serve.loop_guard import EVERY, is_loop

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pantheon.serve.answer import Frames, deliver
+from pantheon.serve.chat_job import Job
 from pantheon.serve.chat_request import MAX_CHOICES, max_tokens, sampling_params, session_id, stop_strings
 from pantheon.serve.constraint_fields import read_constraint
 from pantheon.serve.context import App
-from pantheon.serve.generation import Job, Logprob, Result, Step
+from pantheon.serve.generation import Logprob, Result, Step
 from pantheon.serve.http_request import Request
 from pantheon.serve.infill import fill_in_ids, read_extra
 from pantheon.serve.native_settings import generation_settings

@@ -7,9 +7,10 @@ from typing import Any
 
 from pantheon.serve import chat_reply as reply
 from pantheon.serve.answer import Frames, Reply, answer
+from pantheon.serve.chat_job import Job
 from pantheon.serve.chat_request import ChatRequest, parse_chat_request
 from pantheon.serve.context import App
-from pantheon.serve.generation import Job, Logprob, Result, Step
+from pantheon.serve.generation import Logprob, Result, Step
 from pantheon.serve.http_request import Request
 from pantheon.serve.native_settings import settings_of
 from pantheon.serve.routes import Responder

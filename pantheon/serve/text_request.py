@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pantheon.engine.constraint import make_constraint
 from pantheon.engine.sampler import Constraint, SamplingParams
 from pantheon.errors import BadRequest
+from pantheon.serve.chat_job import Job, check_bias, room
 from pantheon.serve.constraint_fields import constraint_names
-from pantheon.serve.generation import Job, check_bias, room
 from pantheon.serve.placement import marks_of_text
 from pantheon.serve.request_fields import Fields, kind
 from pantheon.serve.translated import named_as

@@ -16,9 +16,10 @@ from pantheon.engine.generate import never
 from pantheon.engine.prefix_cache import Marks
 from pantheon.errors import Cancelled, PantheonError, Unavailable
 from pantheon.mem.ledger import Promise
+from pantheon.serve.chat_job import Job
 from pantheon.serve.context import App
 from pantheon.serve.flight import Flight
-from pantheon.serve.generation import Generation, Job, Result
+from pantheon.serve.generation import Generation, Result
 from pantheon.serve.memory import new_tokens
 from pantheon.serve.routes import Responder
 from pantheon.serve.seating import Run, Seat, seat

@@ -8,8 +8,9 @@ import pytest
 
 from pantheon.engine.scripted import scripted_model
 from pantheon.errors import BadRequest, Cancelled
+from pantheon.serve.chat_job import Job, prepare_chat
 from pantheon.serve.chat_request import parse_chat_request
-from pantheon.serve.generation import Delta, Generation, Job, prepare_chat
+from pantheon.serve.generation import Delta, Generation
 
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pantheon.engine.sampler import SamplingParams
 from pantheon.engine.scripted import scripted_model
-from pantheon.serve.generation import Generation, Job, Result
+from pantheon.serve.chat_job import Job
+from pantheon.serve.generation import Generation, Result
 from pantheon.serve.loop_guard import TURNS, is_loop
 
 
