@@ -1,0 +1,132 @@
+"""What the hardware can and Numba's CUDA dialect has no word for: inline PTX, and a twin of each for the simulator.
+
+Under NUMBA_ENABLE_CUDASIM=1 a kernel is plain Python, a thread of it a Python thread, so blocks have few of them:
+`LANES` and `WARPS` are the shape of a block for kernels that give each thread several rows, `THREADS` for those that
+walk elements.  Kernels must give the same numbers for any shape.  Source: PTX ISA 8.8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint8, uint16
+from numba.core import config
+
+#: whether kernels run in Numba's simulator
+SIMULATED = bool(config.ENABLE_CUDASIM)
+#: threads of a block in x (rows of a group) and in y (parts of a sum), and of a block of an elementwise kernel
+LANES, WARPS, THREADS = (1, 1, 1) if SIMULATED else (32, 8, 256)
+
+#: types of kernel arguments
+I32, I64, F32 = int32, int64, float32
+WORDS, FLOATS, HALVES, BYTES = int32[::1], float32[::1], uint16[::1], uint8[::1]
+
+
+if SIMULATED:
+
+    def half_to_float(bits):  # type: ignore[no-untyped-def]
+        """The float16 in the low 16 bits."""
+        return np.float32(np.uint16(int(bits) & 0xFFFF).view(np.float16))
+
+    def float_to_half(x):  # type: ignore[no-untyped-def]
+        """float16 bits, rounded to the nearest even."""
+        return int(np.float16(x).view(np.uint16))
+
+    def as_float(word):  # type: ignore[no-untyped-def]
+        """A 32-bit word's float32."""
+        return np.uint32(int(word) & 0xFFFFFFFF).view(np.float32)
+
+    def dp4a(a, b, c):  # type: ignore[no-untyped-def]
+        """c + the sum of the products of the four signed bytes of a and b."""
+        x = np.uint32(int(a) & 0xFFFFFFFF).reshape(1).view(np.int8).astype(np.int32)
+        y = np.uint32(int(b) & 0xFFFFFFFF).reshape(1).view(np.int8).astype(np.int32)
+        return int(c) + int(x @ y)
+
+    def to_int(x):  # type: ignore[no-untyped-def]
+        """The nearest int32, even ones among equals."""
+        return int(np.rint(x))
+
+    def load(array, at):  # type: ignore[no-untyped-def]
+        """array[at] through the read-only cache; `at` is not negative."""
+        return array[at]
+
+else:
+    from llvmlite import ir
+    from numba.core import types
+    from numba.cuda.extending import intrinsic
+    from numba.cuda.np.arrayobj import make_array
+
+    _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+    def _asm(b: Any, ptx: str, constraints: str, result: Any, args: Any) -> Any:
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        return b.asm(kind, ptx, constraints, args, side_effect=False)
+
+    @intrinsic
+    def half_to_float(typing_ctx, bits):  # type: ignore[no-untyped-def]
+        """The float16 in the low 16 bits."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return _asm(b, "cvt.f32.f16 $0, $1;", "=f,h", _F32, [b.trunc(args[0], _I16)])
+
+        return types.float32(types.int32), gen
+
+    @intrinsic
+    def float_to_half(typing_ctx, x):  # type: ignore[no-untyped-def]
+        """float16 bits, rounded to the nearest even."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return b.zext(_asm(b, "cvt.rn.f16.f32 $0, $1;", "=h,f", _I16, args), _I32)
+
+        return types.int32(types.float32), gen
+
+    @intrinsic
+    def as_float(typing_ctx, word):  # type: ignore[no-untyped-def]
+        """A 32-bit word's float32."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return b.bitcast(args[0], _F32)
+
+        return types.float32(types.int32), gen
+
+    @intrinsic
+    def dp4a(typing_ctx, a, b, c):  # type: ignore[no-untyped-def]
+        """c + the sum of the products of the four signed bytes of a and b (sm_61)."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return _asm(b, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _I32, args)
+
+        return types.int32(types.int32, types.int32, types.int32), gen
+
+    @intrinsic
+    def to_int(typing_ctx, x):  # type: ignore[no-untyped-def]
+        """The nearest int32, even ones among equals."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return _asm(b, "cvt.rni.s32.f32 $0, $1;", "=r,f", _I32, args)
+
+        return types.int32(types.float32), gen
+
+    #: PTX of a load by the bits and kind of an element
+    _LOADS = {
+        types.int32: ("b32", "=r", _I32), types.float32: ("f32", "=f", _F32), types.uint16: ("b16", "=h", _I16),
+    }  # fmt: skip
+
+    @intrinsic
+    def load(typing_ctx, array, at):  # type: ignore[no-untyped-def]
+        """array[at] through the read-only cache; `at` is not negative, and nothing in this launch writes there."""
+        name, out, kind = _LOADS[array.dtype]
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            data = make_array(sig.args[0])(ctx, b, args[0]).data
+            address = b.ptrtoint(b.gep(data, [args[1]]), _I64)
+            return _asm(b, f"ld.global.nc.{name} $0, [$1];", f"{out},l", kind, [address])
+
+        return array.dtype(array, types.int64), gen
+
+
+__all__ = [
+    "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
+    "cuda", "dp4a", "float_to_half", "half_to_float", "load", "to_int",
+]  # fmt: skip
