@@ -23,6 +23,11 @@ I32, I64, F32 = int32, int64, float32
 WORDS, FLOATS, HALVES, BYTES = int32[::1], float32[::1], uint16[::1], uint8[::1]
 
 
+#: marks a function that kernels call; in the simulator it stays plain Python, whose calls are cheap, and may not use
+#: `cuda` itself
+device_function: Any = (lambda f: f) if SIMULATED else cuda.jit(device=True)
+
+
 if SIMULATED:
 
     def half_to_float(bits):  # type: ignore[no-untyped-def]
@@ -128,5 +133,5 @@ else:
 
 __all__ = [
     "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
-    "cuda", "dp4a", "float_to_half", "half_to_float", "load", "to_int",
+    "cuda", "device_function", "dp4a", "float_to_half", "half_to_float", "load", "to_int",
 ]  # fmt: skip
