@@ -159,9 +159,9 @@ def _pack_groups(kind: Kind, rows: U8, quants: NDArray[np.uint32], scales: U8) -
     values, header, subs = UNPACK[kind.name](rows.reshape(len(rows), -1, file_bytes))
     groups, blocks = quants.shape[:2]
     quads = np.ascontiguousarray(values).view(np.uint32).reshape(groups, ROWS, blocks, 8).transpose(0, 2, 3, 1)
-    _bit_planes(quads, kind.base_bits, 0, quants[:, :, : kind.base_bits])
+    bit_planes(quads, kind.base_bits, 0, quants[:, :, : kind.base_bits])
     if kind.high_bits:
-        _bit_planes(quads, kind.high_bits, kind.base_bits, quants[:, :, kind.base_bits :])
+        bit_planes(quads, kind.high_bits, kind.base_bits, quants[:, :, kind.base_bits :])
     supers = blocks // kind.sup
     h = scales[..., : kind.header_bytes].view(np.uint16).reshape(groups, supers, -1, ROWS)
     h[:] = header.reshape(groups, ROWS, supers, -1).transpose(0, 2, 3, 1)
@@ -170,7 +170,7 @@ def _pack_groups(kind: Kind, rows: U8, quants: NDArray[np.uint32], scales: U8) -
         to[:] = subs.reshape(groups, ROWS, supers, kind.sup, -1).transpose(0, 2, 3, 4, 1)
 
 
-def _bit_planes(quads: NDArray[np.uint32], width: int, shift: int, out: NDArray[np.uint32]) -> None:
+def bit_planes(quads: NDArray[np.uint32], width: int, shift: int, out: NDArray[np.uint32]) -> None:
     """Bits shift … shift+width-1 of each byte of 8 quads into `width` words."""
     if width == 8:
         out[:] = quads
