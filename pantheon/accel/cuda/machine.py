@@ -25,7 +25,7 @@ WORDS, FLOATS, HALVES, BYTES = int32[::1], float32[::1], uint16[::1], uint8[::1]
 
 #: marks a function that kernels call; in the simulator it stays plain Python, whose calls are cheap, and may not use
 #: `cuda` itself
-device_function: Any = (lambda f: f) if SIMULATED else cuda.jit(device=True)
+device_function: Any = (lambda f: f) if SIMULATED else cuda.jit(device=True, inline="always")
 
 
 if SIMULATED:
