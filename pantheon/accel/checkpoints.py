@@ -6,6 +6,9 @@ A conversation keeps its newest copies.  Must not know executors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,14 +16,27 @@ from numpy.typing import NDArray
 MOST = 4
 
 
+class Rows(Protocol):
+    """A row of float32 [n] for each slot, wherever it lies; reading one may give a copy."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __iter__(self) -> Iterator[object]: ...
+
+    def __getitem__(self, slot: int) -> NDArray[np.float32]: ...
+
+    def __setitem__(self, slot: int, row: NDArray[np.float32] | int) -> None: ...
+
+
 class Checkpoints:
     """Copies of rows of a float32 [n_slots, n] array, by slot and position.  Not safe to use from several threads."""
 
-    def __init__(self, rows: NDArray[np.float32]) -> None:
+    def __init__(self, rows: NDArray[np.float32] | Rows) -> None:
         self._rows = rows
         self._saved: list[dict[int, NDArray[np.float32]]] = [{} for _ in rows]
         #: positions that each slot has read
-        self.stands_at = [0] * len(rows)
+        self.stands_at = [0] * len(self._saved)
 
     @property
     def nbytes(self) -> int:

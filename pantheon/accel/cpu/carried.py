@@ -41,9 +41,9 @@ def block(type_name: str) -> tuple[int, int]:
 def parts(rows: NDArray[np.uint8], type_name: str, cols: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """(first row, Q8_0 blocks of the rows from there on) of uint8 [n_rows, row bytes], some rows at a time.
 
-    Each part but the last has a whole number of groups of 16 rows.
+    Each part but the last has a whole number of groups of 32 rows.
     """
-    step = max(1, _PART // cols // 16) * 16
+    step = max(1, _PART // cols // 32) * 32
     for first in range(0, len(rows), step):
         part = rows[first : first + step]
         values = quant.dequantize(type_name, part, len(part) * cols).reshape(-1, cols)

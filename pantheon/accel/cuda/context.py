@@ -36,15 +36,38 @@ class Device:
             yield
 
     def array(self, n: int, dtype: Any) -> Array:
-        """n zeroed elements, at least one."""
+        """n zeroed elements, at least one.  Raises MemoryError when the device has no room."""
+        shape = max(1, n)
+        if SIMULATED:
+            return cuda.to_device(np.zeros(shape, dtype))
+        from numba.cuda.cudadrv import driver
+
         with self.active():
-            return cuda.to_device(np.zeros(max(1, n), dtype), stream=self.stream)
+            try:
+                made = cuda.device_array(shape, dtype, stream=self.stream)
+            except driver.CudaAPIError as fault:
+                if "OUT_OF_MEMORY" not in str(fault):
+                    raise
+                raise MemoryError(f"die {self.index} has no room for {shape * np.dtype(dtype).itemsize} bytes") from fault
+            driver.device_memset(made, 0, made.nbytes, stream=self.stream)
+            return made
+
+    def pinned(self, n: int, dtype: Any) -> NDArray[Any]:
+        """n elements of host memory that the device copies from and to while the host goes on."""
+        with self.active():
+            made: NDArray[Any] = cuda.pinned_array(n, dtype)
+            return made
 
     def write(self, array: Array, at: int, values: NDArray[Any]) -> None:
         """Put values at array[at:] on the stream; their memory must stay as it is until the stream gets there."""
         if len(values):
             with self.active():
                 array[at : at + len(values)].copy_to_device(values, stream=self.stream)
+
+    def read_into(self, out: NDArray[Any], array: Array, at: int) -> None:
+        """Put the copying of array[at : at + len(out)] to `out` on the stream; out holds it when the stream got there."""
+        with self.active():
+            array[at : at + len(out)].copy_to_host(out, stream=self.stream)
 
     def read(self, array: Array, at: int, n: int) -> NDArray[Any]:
         """array[at : at + n] after all that is on the stream: waits."""
@@ -63,6 +86,51 @@ class Device:
         """Put a kernel on the stream."""
         with self.active():
             kernel.launch(grid, self.stream, *args)
+
+    def event(self) -> Event:
+        """A mark that is not set yet."""
+        with self.active():
+            return Event(cuda.event(timing=False))
+
+    def mark(self, event: Event) -> None:
+        """Let the event come true when all that is on the stream now has run."""
+        with self.active():
+            event.raw.record(self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for all that is on the stream."""
+        with self.active():
+            self.stream.synchronize()
+
+    def free_bytes(self) -> int | None:
+        """Bytes that the device has free now; None in the simulator."""
+        if SIMULATED:
+            return None
+        with self.active():
+            return int(cuda.current_context().get_memory_info().free)
+
+    def give_back(self) -> None:
+        """Free the arrays that nobody refers to any more; Numba puts that off until it has many of them."""
+        if not SIMULATED:
+            with self.active():
+                self.stream.synchronize()
+                cuda.current_context().deallocations.clear()
+
+
+class Event:
+    """A mark on a stream."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream has got there; asks the driver, waits for nothing."""
+        return SIMULATED or bool(self.raw.query())
+
+    def wait(self) -> None:
+        """Return when the stream has got there."""
+        self.raw.synchronize()
 
 
 def _sm(device: Any) -> int:

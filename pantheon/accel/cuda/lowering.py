@@ -6,7 +6,7 @@ a die go by name:
     weights    int32   packed matrices                     vectors   float32  norm weights, biases, taps
     tables     float32 rope tables                         scratch   float32  activation buffers, [column][stride]
     blocks     int32   quantised activations               columns   int32    [4][MAX_COLUMNS]: token, slot, position,
-    kv         the KV rows of a state, its format's dtype                     then the wanted columns
+    kv         int32   keys and values, see kv.py                             then the wanted columns
     kv_scales  uint16  float16 scales of a quantised cache
     recurrent  float32 recurrent state of a state          logits    float32  rows of a state
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pantheon.accel.cuda.kv import KVLayout
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan
 
@@ -70,7 +71,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeTable:
     """A rope table in `tables`: [n_ctx][half] cosines at cos_at, sines at sin_at."""
 
     cos_at: int
@@ -99,10 +100,10 @@ class Memory:
     matrices: dict[Matrix, Packed]
     vectors: dict[Vector, int]
     buffers: dict[Buffer, At]
-    ropes: tuple[Rope, ...]
+    ropes: tuple[RopeTable, ...]
     room: Room
     partials_at: int
-    kv: Any
+    kv: KVLayout
     recurrent_at: tuple[int, ...]
     slot_floats: int
 

@@ -1,0 +1,215 @@
+"""A plan with its weights on one or more dies: forwards that are begun, looked at and ended, one at a time.
+
+`forward_begin` puts a forward on the first die's stream and returns; `forward_poll` says whether it has run, and takes
+it on to the next die when it has left one; `forward_end` hands the rows over.  No lock is held: the caller has the
+entry's gen_lock or the scheduler's turn from begin to end [M217, M222], and a second begin is refused [M219].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pantheon.accel.cuda.lowering import MAX_COLUMNS
+from pantheon.accel.cuda.rows import DeviceRow
+from pantheon.accel.cuda.stage import Stage
+from pantheon.accel.cuda.state import CudaState
+from pantheon.accel.cuda.waiting import wait
+from pantheon.accel.executor import Columns, Progress, RunnerState
+from pantheon.accel.hidden import normed
+from pantheon.plan.builder import Plan
+from pantheon.plan.state_spec import KVType
+
+#: columns of the forward that compiles what a prompt needs
+_WARM_UP = (1, 2, 4, 8, 16)
+
+
+@dataclass
+class _Flight:
+    """A forward on its way: which stage it is on, and what was asked."""
+
+    state: CudaState
+    columns: Columns
+    reach: int
+    stage: int = 0
+
+
+class CudaRunner:
+    """Forwards of one plan.  See `accel.executor.Runner` for the contract."""
+
+    max_columns = MAX_COLUMNS
+
+    def __init__(self, plan: Plan, stages: Sequence[Stage], *, n_ctx: int, kv_type: KVType) -> None:
+        self.plan, self.n_ctx, self.kv_type = plan, n_ctx, kv_type
+        self._stages = list(stages)
+        self._marks = [stage.device.event() for stage in stages]
+        self._flight: _Flight | None = None
+
+    # ---- the asynchronous seam ------------------------------------------------------------------------------------
+
+    def forward_begin(self, state: RunnerState, columns: Columns) -> None:
+        """Start a forward.  At most `state.n_slots` columns may be wanted.
+
+        Raises ValueError for columns out of range or another runner's state, RuntimeError while a forward is on its way
+        and after `close`.
+        """
+        mine = self._check(state, columns)
+        if len(columns.wanted) > mine.n_rows:
+            raise ValueError(f"{len(columns.wanted)} wanted columns, and the state has room for {mine.n_rows} rows")
+        mine.note(columns)
+        n, m = len(columns.tokens), len(columns.wanted)
+        for stage in self._stages:
+            for i, values in enumerate((columns.tokens, columns.slots, columns.positions)):
+                stage.columns[i * MAX_COLUMNS : i * MAX_COLUMNS + n] = values
+            stage.columns[3 * MAX_COLUMNS : 3 * MAX_COLUMNS + m] = columns.wanted
+        self._flight = _Flight(mine, columns, reach(columns))
+        self._start(self._flight)
+
+    def forward_poll(self) -> bool:
+        """Whether the forward has run; takes it on to the next die when it has left one.  Waits for nothing."""
+        flight = self._in_flight()
+        while self._marks[flight.stage].done:
+            if flight.stage == len(self._stages) - 1:
+                return True
+            flight.stage += 1
+            self._start(flight)
+        return False
+
+    def forward_end(self) -> list[DeviceRow]:
+        """The wanted rows, on their die, valid until the next forward of the same state."""
+        flight = self._in_flight()
+        self._flight = None
+        return flight.state.rows(len(flight.columns.wanted))
+
+    def _in_flight(self) -> _Flight:
+        if self._flight is None:
+            raise RuntimeError("no forward is on its way")
+        return self._flight
+
+    def _start(self, flight: _Flight) -> None:
+        """Everything of one stage on its stream: columns, what the stage before left, body, head, what the next takes.
+        """
+        i, n, m = flight.stage, len(flight.columns.tokens), len(flight.columns.wanted)
+        stage, arrays = self._stages[i], flight.state.arrays[i]
+        try:
+            stage.send_columns()
+            stage.take_inbox(n)
+
+            def launch() -> None:
+                stage.run(stage.body, arrays, n, flight.reach)
+                if m:
+                    stage.run(stage.head, arrays, m, flight.reach)
+
+            flight.state.launch(i, ("forward", n, m, flight.reach), n, launch)
+            if i + 1 < len(self._stages):
+                for b, values in self._stages[i + 1].inbox.items():
+                    stage.read_buffer(b, values[: n * stage.place.memory.buffers[b].stride])
+            elif m:
+                flight.state.prefetch(m)
+            stage.device.mark(self._marks[i])
+        except BaseException:
+            self._flight = None
+            raise
+
+    # ---- whole forwards -------------------------------------------------------------------------------------------
+
+    def forward_rows(self, state: RunnerState, columns: Columns) -> list[DeviceRow]:
+        """The wanted rows, which stay on the die."""
+        self.forward_begin(state, columns)
+        try:
+            wait(self.forward_poll)
+        except BaseException:
+            self._flight = None
+            raise
+        return self.forward_end()
+
+    def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """float32 [n_wanted, n_vocab] on the host: for scores and tests, answers are drawn from rows on the die."""
+        mine = self._check(state, columns)
+        m = len(columns.wanted)
+        out = np.empty((m, self.plan.n_vocab), np.float32)
+        for first in range(0, max(1, m), mine.n_rows):
+            part = replace(columns, wanted=columns.wanted[first : first + mine.n_rows])
+            if first:
+                self._head_again(mine, part.wanted)
+            else:
+                self.forward_rows(mine, part)
+            mine.read_logits(out[first : first + mine.n_rows])
+        return out
+
+    def _head_again(self, state: CudaState, wanted: NDArray[np.int32]) -> None:
+        """The head for other columns of the forward that ran last, whose last rows stay where they are."""
+        stage = self._stages[-1]
+        stage.columns[3 * MAX_COLUMNS : 3 * MAX_COLUMNS + len(wanted)] = wanted
+        stage.send_columns()
+        stage.run(stage.head, state.arrays[-1], len(wanted), 1)
+
+    def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
+        """See `accel.executor.Runner`: the body alone."""
+        self.forward_rows(state, replace(columns, wanted=columns.wanted[:0]))
+        stage, norm = self._stages[-1], self.plan.last_norm
+        memory, n = stage.place.memory, len(columns.tokens)
+        at, stride = memory.buffers[self.plan.hidden]
+        rows = stage.device.read(stage.arrays["scratch"], at, n * stride).reshape(n, stride)[:, : self.plan.hidden.width]
+        weight = None
+        if norm is not None:
+            weight = stage.device.read(stage.arrays["vectors"], memory.vectors[norm.weight], norm.weight.size)
+        return normed(rows[columns.wanted], norm, weight)
+
+    # ---- the rest -------------------------------------------------------------------------------------------------
+
+    def new_state(self, n_slots: int, n_ctx: int, kv_type: KVType | None = None) -> CudaState:
+        """Takes the memory of every slot at once: nothing that a forward may read is ever resized [M216, M218].
+
+        Raises MemoryError when a die has no room, ValueError for an n_ctx beyond the one loaded for, or another format
+        of the cache than the runner's.
+        """
+        if n_ctx > self.n_ctx:
+            raise ValueError(f"n_ctx {n_ctx} is beyond the {self.n_ctx} positions that the model was loaded for")
+        if kv_type not in (None, self.kv_type):
+            raise ValueError(f"the cache of this model is {self.kv_type.value}")
+        return CudaState(self._stages, n_slots, n_ctx)
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compile and run every kernel before anybody waits for it, on a state of its own [X07]."""
+        state = self.new_state(1, min(self.n_ctx, 2 * max(_WARM_UP)))
+        widths = [n for n in _WARM_UP if n <= state.n_ctx]
+        for i, n in enumerate(widths):
+            if progress is not None:
+                progress("kernels", i, len(widths))
+            state.reset(0)
+            self.forward_rows(state, Columns.of_slot([0] * n, 0))
+        if progress is not None:
+            progress("kernels", len(widths), len(widths))
+        state.close()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part, over all dies."""
+        parts = [stage.place.nbytes for stage in self._stages]
+        return {name: sum(part[name] for part in parts) for name in ("weights", "scratch", "tables")}
+
+    def close(self) -> None:
+        """Give the memory of every die back; idempotent.  States go with their owners."""
+        stages, self._stages = self._stages, []
+        for stage in stages:
+            stage.close()
+
+    def _check(self, state: RunnerState, columns: Columns) -> CudaState:
+        if not self._stages:
+            raise RuntimeError("the runner is closed")
+        if self._flight is not None:
+            raise RuntimeError("a forward of this model is on its way already")
+        if not isinstance(state, CudaState) or not state.belongs_to(self._stages):
+            raise ValueError("the state belongs to another runner")
+        if len(columns.tokens) > MAX_COLUMNS:
+            raise ValueError(f"a forward takes at most {MAX_COLUMNS} columns")
+        columns.check(self.plan.n_vocab, state.n_slots, state.n_ctx)
+        return state
+
+
+def reach(columns: Columns) -> int:
+    """One more than the highest position, rounded up to a power of two of at least 256: what grids depend on."""
+    return 1 << max(8, int(columns.positions.max()).bit_length())
