@@ -18,6 +18,8 @@ from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.machine import SIMULATED
 
 Array = Any  # numba has no types for its device arrays
+#: CUDA_ERROR_OUT_OF_MEMORY of the driver API
+_OUT_OF_MEMORY = 2
 
 
 class Device:
@@ -46,9 +48,9 @@ class Device:
             try:
                 made = cuda.device_array(shape, dtype, stream=self.stream)
             except driver.CudaAPIError as fault:
-                if "OUT_OF_MEMORY" not in str(fault):
+                if fault.code != _OUT_OF_MEMORY:
                     raise
-                raise MemoryError(f"die {self.index} has no room for {shape * np.dtype(dtype).itemsize} bytes") from fault
+                raise MemoryError(f"no room for {shape * np.dtype(dtype).itemsize} bytes") from fault
             driver.device_memset(made, 0, made.nbytes, stream=self.stream)
             return made
 

@@ -80,11 +80,16 @@ class CudaExecutor:
 
         types: tensor name -> weight type.  Raises KeyError for a tensor or type that is not there.
         """
+        dies = self.predict_dies(plan, types, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type)
+        return {name: sum(parts[name] for parts in dies) for name in dies[0]}
+
+    def predict_dies(
+        self, plan: Plan, types: Mapping[str, str], *, n_ctx: int, n_slots: int = 1, kv_type: KVType
+    ) -> list[dict[str, int]]:
+        """As `predict`, for each die in order."""
         found = {m: carried.run_as(types[m.tensor]) for m in plan.matrices()}
         places = self._places(plan, found, n_ctx, kv_type)
-        parts = [place.nbytes for place in places]
-        total = {name: sum(part[name] for part in parts) for name in ("weights", "scratch", "tables")}
-        return total | {"kv": n_slots * sum(place.slot_bytes for place in places)}
+        return [place.nbytes | {"kv": n_slots * place.slot_bytes} for place in places]
 
     def _places(self, plan: Plan, types: Mapping[Matrix, str], n_ctx: int, kv_type: KVType) -> list[Place]:
         return [place(part, types, n_ctx, kv_type) for part in cut(plan, self.cuts)]

@@ -7,12 +7,14 @@ entry's gen_lock or the scheduler's turn from begin to end [M217, M222], and a s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.lowering import MAX_COLUMNS
 from pantheon.accel.cuda.rows import DeviceRow
 from pantheon.accel.cuda.stage import Stage
@@ -47,6 +49,7 @@ class CudaRunner:
         self._stages = list(stages)
         self._marks = [stage.device.event() for stage in stages]
         self._flight: _Flight | None = None
+        self._dies = [stage.device.index for stage in stages]
 
     # ---- the asynchronous seam ------------------------------------------------------------------------------------
 
@@ -118,13 +121,21 @@ class CudaRunner:
 
     def forward_rows(self, state: RunnerState, columns: Columns) -> list[DeviceRow]:
         """The wanted rows, which stay on the die."""
-        self.forward_begin(state, columns)
-        try:
-            wait(self.forward_poll)
-        except BaseException:
-            self._flight = None
-            raise
-        return self.forward_end()
+        with named(self._dies):
+            self.forward_begin(state, columns)
+            try:
+                wait(self.forward_poll)
+            except BaseException:
+                self._abandon()
+                raise
+            return self.forward_end()
+
+    def _abandon(self) -> None:
+        """Wait for what runs, since it reads the host's columns, and forget it."""
+        self._flight = None
+        for stage in self._stages:
+            with contextlib.suppress(Exception):  # the device may be lost: the first fault is the one to tell
+                stage.device.synchronize()
 
     def forward(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
         """float32 [n_wanted, n_vocab] on the host: for scores and tests, answers are drawn from rows on the die."""
@@ -137,7 +148,8 @@ class CudaRunner:
                 self._head_again(mine, part.wanted)
             else:
                 self.forward_rows(mine, part)
-            mine.read_logits(out[first : first + mine.n_rows])
+            with named(self._dies):
+                mine.read_logits(out[first : first + mine.n_rows])
         return out
 
     def _head_again(self, state: CudaState, wanted: NDArray[np.int32]) -> None:

@@ -81,6 +81,9 @@ class _Bound:
         if args is None:
             pairs = zip(self._launch.args, kernel.types, strict=True)
             args = self._args[kernel] = [a if isinstance(a, str) else _SCALARS[kind](a) for a, kind in pairs]
+        grid = self._launch.grid(count, reach)
+        if not all(grid):
+            return  # nothing to do for such a forward
         n = np.int32(count)
         values = [arrays[a] if isinstance(a, str) and a != COUNT else n if isinstance(a, str) else a for a in args]
-        device.launch(kernel, self._launch.grid(count, reach), *values)
+        device.launch(kernel, grid, *values)
