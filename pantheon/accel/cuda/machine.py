@@ -42,6 +42,10 @@ if SIMULATED:
         """A 32-bit word's float32."""
         return np.uint32(int(word) & 0xFFFFFFFF).view(np.float32)
 
+    def as_word(x):  # type: ignore[no-untyped-def]
+        """The bits of a float32."""
+        return np.float32(x).view(np.int32)
+
     def dp4a(a, b, c):  # type: ignore[no-untyped-def]
         """c + the sum of the products of the four signed bytes of a and b."""
         x = np.uint32(int(a) & 0xFFFFFFFF).reshape(1).view(np.int8).astype(np.int32)
@@ -51,6 +55,15 @@ if SIMULATED:
     def to_int(x):  # type: ignore[no-untyped-def]
         """The nearest int32, even ones among equals."""
         return int(np.rint(x))
+
+    def fma(a, b, c):  # type: ignore[no-untyped-def]
+        """a * b + c, rounded once."""
+        return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+    def prmt(a, b, selector):  # type: ignore[no-untyped-def]
+        """Four bytes out of the eight of a (0 ... 3) and b (4 ... 7), each named by a nibble of the selector."""
+        pool = np.array([a, b], np.int64).astype(np.uint32).view(np.uint8)
+        return pool[[(int(selector) >> shift) & 7 for shift in (0, 4, 8, 12)]].view(np.int32)[0]
 
     def load(array, at):  # type: ignore[no-untyped-def]
         """array[at] through the read-only cache; `at` is not negative."""
@@ -63,17 +76,29 @@ else:
     from numba.cuda.np.arrayobj import make_array
 
     _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+    #: PTX of a load: bits, and the constraint of where it goes
+    _LOADS = {_I32: ("b32", "=r"), _F32: ("f32", "=f"), _I16: ("b16", "=h")}
 
-    def _asm(b: Any, ptx: str, constraints: str, result: Any, args: Any) -> Any:
+    def asm(b: Any, ptx: str, constraints: str, result: Any, args: Any) -> Any:
+        """Inline PTX without side effects."""
         kind = ir.FunctionType(result, [arg.type for arg in args])
         return b.asm(kind, ptx, constraints, args, side_effect=False)
+
+    def asm_load(b: Any, kind: Any, address: Any, n: int = 1) -> list[Any]:
+        """n = 1 or 4 values at an address, a multiple of their size, through the read-only cache."""
+        name, out = _LOADS[kind]
+        if n == 1:
+            return [asm(b, f"ld.global.nc.{name} $0, [$1];", f"{out},l", kind, [address])]
+        ptx = f"ld.global.nc.v4.{name} {{$0, $1, $2, $3}}, [$4];"
+        found = asm(b, ptx, f"{out},{out},{out},{out},l", ir.LiteralStructType([kind] * 4), [address])
+        return [b.extract_value(found, i) for i in range(4)]
 
     @intrinsic
     def half_to_float(typing_ctx, bits):  # type: ignore[no-untyped-def]
         """The float16 in the low 16 bits."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            return _asm(b, "cvt.f32.f16 $0, $1;", "=f,h", _F32, [b.trunc(args[0], _I16)])
+            return asm(b, "cvt.f32.f16 $0, $1;", "=f,h", _F32, [b.trunc(args[0], _I16)])
 
         return types.float32(types.int32), gen
 
@@ -82,7 +107,7 @@ else:
         """float16 bits, rounded to the nearest even."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            return b.zext(_asm(b, "cvt.rn.f16.f32 $0, $1;", "=h,f", _I16, args), _I32)
+            return b.zext(asm(b, "cvt.rn.f16.f32 $0, $1;", "=h,f", _I16, args), _I32)
 
         return types.int32(types.float32), gen
 
@@ -96,11 +121,20 @@ else:
         return types.float32(types.int32), gen
 
     @intrinsic
+    def as_word(typing_ctx, x):  # type: ignore[no-untyped-def]
+        """The bits of a float32."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return b.bitcast(args[0], _I32)
+
+        return types.int32(types.float32), gen
+
+    @intrinsic
     def dp4a(typing_ctx, a, b, c):  # type: ignore[no-untyped-def]
         """c + the sum of the products of the four signed bytes of a and b (sm_61)."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            return _asm(b, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _I32, args)
+            return asm(b, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _I32, args)
 
         return types.int32(types.int32, types.int32, types.int32), gen
 
@@ -109,29 +143,38 @@ else:
         """The nearest int32, even ones among equals."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            return _asm(b, "cvt.rni.s32.f32 $0, $1;", "=r,f", _I32, args)
+            return asm(b, "cvt.rni.s32.f32 $0, $1;", "=r,f", _I32, args)
 
         return types.int32(types.float32), gen
 
-    #: PTX of a load by the bits and kind of an element
-    _LOADS = {
-        types.int32: ("b32", "=r", _I32), types.float32: ("f32", "=f", _F32), types.uint16: ("b16", "=h", _I16),
-    }  # fmt: skip
+    @intrinsic
+    def fma(typing_ctx, a, b, c):  # type: ignore[no-untyped-def]
+        """a * b + c, rounded once."""
+        f = types.float32
+        return f(f, f, f), lambda ctx, builder, sig, args: builder.fma(*args)
+
+    @intrinsic
+    def prmt(typing_ctx, a, b, selector):  # type: ignore[no-untyped-def]
+        """Four bytes out of the eight of a (0 ... 3) and b (4 ... 7), each named by a nibble of the selector."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return asm(b, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", _I32, args)
+
+        return types.int32(types.int32, types.int32, types.int32), gen
 
     @intrinsic
     def load(typing_ctx, array, at):  # type: ignore[no-untyped-def]
         """array[at] through the read-only cache; `at` is not negative, and nothing in this launch writes there."""
-        name, out, kind = _LOADS[array.dtype]
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
             data = make_array(sig.args[0])(ctx, b, args[0]).data
             address = b.ptrtoint(b.gep(data, [args[1]]), _I64)
-            return _asm(b, f"ld.global.nc.{name} $0, [$1];", f"{out},l", kind, [address])
+            return asm_load(b, data.type.pointee, address)[0]
 
         return array.dtype(array, types.int64), gen
 
 
 __all__ = [
     "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
-    "cuda", "device_function", "dp4a", "float_to_half", "half_to_float", "load", "to_int",
+    "as_word", "cuda", "device_function", "dp4a", "float_to_half", "fma", "half_to_float", "load", "prmt", "to_int",
 ]  # fmt: skip
