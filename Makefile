@@ -24,7 +24,7 @@ RUFF_RULES := --line-length 120 --target-version py311 --select E,F,W,I,B,UP,SIM
 SOURCES    := pantheon tests tools $(wildcard examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow fuzz check bench bench-alone replay soak llama-suite fresh clean
+.PHONY: help setup serve chat test test-slow test-sim test-cuda fuzz check cuda-table bench bench-alone bench-cuda replay soak llama-suite fresh clean
 
 help: ## show this list
 	@echo "Pantheon: GGUF models over the OpenAI chat API.  Start with: make serve"
@@ -46,6 +46,12 @@ test: check ## checks and the whole test suite (ARGS="tests/text -k bpe")
 test-slow: check ## the tests above and the slow ones
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m "slow or not slow" $(ARGS)
 
+test-sim: $(VENV)/.ready-dev ## the CUDA kernels in Numba's simulator; part of make test (ARGS="-k attend")
+	$(PY) -m pytest tests/accel/cuda tests/e2e/test_cuda_sim.py tests/test_cuda_table.py $(ARGS)
+
+test-cuda: $(VENV)/.ready-dev ## the CUDA kernels and models on this machine's GPU
+	NUMBA_ENABLE_CUDASIM=0 $(PY) -m pytest tests/accel/cuda tests/device $(ARGS)
+
 fuzz: $(VENV)/.ready-dev ## 5,000 nearly right requests, others each time, to every POST route
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m slow tests/serve/test_mutations.py $(ARGS)
 
@@ -54,12 +60,18 @@ check: $(VENV)/.ready-dev ## lint, types, layers
 	$(PY) -m mypy --no-error-summary
 	$(PY) tools/check_layers.py
 
+cuda-table: $(VENV)/.ready-dev ## compile every CUDA kernel that changed (no GPU needed) and write what each takes
+	$(PY) -m tools.cuda_table $(ARGS)
+
 bench: $(VENV)/.ready-bench ## side by side with llama.cpp, which is compiled once (ARGS="MODEL.gguf --tables engine")
 	@$(PY) -m tools.bench_compare $(ARGS)
 
 bench-alone: setup ## tokenizer and model speed, without llama.cpp (ARGS="MODEL.gguf -d 0,4096 --batch 1,8")
 	$(PY) tools/bench_tokenizer.py
 	$(PY) -m pantheon bench $(ARGS)
+
+bench-cuda: $(VENV)/.ready-dev ## tokens per second on this machine's GPU, and the part of its bandwidth reached (ARGS="MODEL.gguf")
+	@$(PY) -m tools.bench_cuda $(ARGS)
 
 llama-suite: $(VENV)/.ready-run ## llama-server's own tests, run on Pantheon (SUITE=llama.cpp/tools/server/tests ARGS="test_completion.py")
 	@test -n "$(SUITE)" || { echo "Where are they? make llama-suite SUITE=path/to/llama.cpp/tools/server/tests"; exit 1; }

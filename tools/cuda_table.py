@@ -1,0 +1,348 @@
+"""The table of CUDA kernels in docs/reference/cuda-kernels.md: what the real compiler makes of each, without a GPU.
+
+    python -m tools.cuda_table [--all]      compile what changed (or everything) and write the page
+    python -m tools.cuda_table --check      is the page current?  compiles one kernel of each module again
+
+Every module of pantheon/accel/cuda with a function `kernels()` is in it.  A kernel becomes PTX by NVVM and machine code
+by ptxas, both from the pip packages that numba-cuda[cu12] brings; `ptxas -v` says what that takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pantheon.commands.bench import markdown
+from tools import check_layers
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "cuda-kernels.md"
+PACKAGE = "pantheon.accel.cuda"
+#: compute capabilities times ten: the oldest that CUDA 12's last toolkit compiles for, A100, H100
+TARGETS = (70, 80, 90)
+HEAD = ("kernel", "threads", "tight", "registers", "shared", "stack", "spilled")
+TITLE = f"""# CUDA kernels
+
+What the compiler makes of each kernel of `pantheon/accel/cuda/`, without a GPU: `make cuda-table` writes this page, and
+`tests/test_cuda_table.py` holds it to the code. [The CUDA executor](../architecture/cuda.md) says what they do.
+
+`threads` is the shape of a block. Registers are those of a thread; shared memory, stack and spilled registers are in
+bytes, shared memory of a block, the others of a thread. Three figures are those of
+{", ".join(f"sm_{sm}" for sm in TARGETS)}; one figure is that of all of them; `–`: the kernel uses instructions that are
+newer. A `tight` kernel reads weights or the KV cache: it may have neither stack nor spills."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What one kernel takes on one target: registers of a thread, bytes of the rest."""
+
+    registers: int
+    shared: int
+    stack: int
+    spilled: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel: its name, the shape of a block, whether it may not spill, and its builds by target."""
+
+    name: str
+    threads: str
+    tight: bool
+    builds: dict[int, Build]
+
+    def cells(self) -> tuple[str, ...]:
+        """As the page has them."""
+        figures = (self._figure(what) for what in ("registers", "shared", "stack", "spilled"))
+        return f"`{self.name}`", self.threads, "yes" if self.tight else "", *figures
+
+    def _figure(self, what: str) -> str:
+        values = [str(getattr(self.builds[sm], what)) if sm in self.builds else "–" for sm in TARGETS]
+        return values[0] if len(set(values)) == 1 else " / ".join(values)
+
+
+@dataclass(frozen=True)
+class Section:
+    """The kernels of one module and the digest of the sources that they came from."""
+
+    digest: str
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class Table:
+    """The page: section by module, and the compilers that made it."""
+
+    compilers: str
+    sections: dict[str, Section] = field(default_factory=dict)
+
+    def page(self) -> str:
+        """Markdown that `read` understands."""
+        parts = [TITLE, f"Compiled with {self.compilers}."]
+        for module, section in sorted(self.sections.items()):
+            lines = markdown(HEAD, [row.cells() for row in section.rows], right={3, 4, 5, 6})
+            parts += [f"## {module}", f"<!-- sources {section.digest} -->", "\n".join(lines)]
+        return "\n\n".join(parts) + "\n"
+
+
+def read(page: str) -> Table:
+    """The table of a page; an empty one when it has none."""
+    compilers = re.search(r"^Compiled with (.*)\.$", page, re.M)
+    table = Table(compilers[1] if compilers else "")
+    for part in re.split(r"^## ", page, flags=re.M)[1:]:
+        digest = re.search(r"^<!-- sources (\w+) -->$", part, re.M)
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| `.*$", part, re.M)]
+        table.sections[part.split("\n")[0]] = Section(digest[1] if digest else "", tuple(map(_row, rows)))
+    return table
+
+
+def _row(cells: Sequence[str]) -> Row:
+    name, threads, tight, *figures = cells
+    columns = [values if len(values) > 1 else values * len(TARGETS) for values in (f.split(" / ") for f in figures)]
+    builds = {sm: Build(*map(int, of)) for sm, *of in zip(TARGETS, *columns, strict=True) if "–" not in of}
+    return Row(name.strip("`"), threads, bool(tight), builds)
+
+
+# ---- sources
+
+
+def modules() -> list[str]:
+    """Names of the kernel modules: those that define `kernels`."""
+    folder = ROOT / Path(*PACKAGE.split("."))
+    return [path.stem for path in sorted(folder.glob("*.py")) if re.search(r"^def kernels\(", path.read_text(), re.M)]
+
+
+def digest(module: str) -> str:
+    """Of the code of a kernel module and of what it imports below pantheon/accel; comments do not count."""
+    known = check_layers.read_tree(ROOT / "pantheon")
+    found, todo = set(), [f"{PACKAGE}.{module}".removeprefix("pantheon.")]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            targets = {one.target.removeprefix("pantheon.") for one in known[name].imports if not one.typing_only}
+            todo += [target for target in targets if target in known and target.startswith("accel.")]
+    texts = "".join(code_of(known[name].path.read_text()) for name in sorted(found))
+    return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+
+def code_of(source: str) -> str:
+    """A text of a module's syntax tree without docstrings, the same in every version of Python."""
+
+    def text(node: object) -> str:
+        if isinstance(node, ast.AST):
+            parts = (f"{name}={text(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+            return f"{type(node).__name__}({','.join(parts)})"
+        if isinstance(node, list):
+            return f"[{','.join(text(one) for one in node if not _is_text(one))}]"
+        return repr(node)
+
+    return text(ast.parse(source))
+
+
+def _is_text(node: object) -> bool:
+    """A statement that is a string: a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+# ---- compilers
+
+
+def ptxas() -> str:
+    """Path of the assembler: the pip package's, else the one on the PATH.  Raises RuntimeError without."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*/bin/ptxas")):
+            return str(path)
+    found = shutil.which("ptxas")
+    if found is None:
+        raise RuntimeError("there is no ptxas here: pip install 'numba-cuda[cu12]'")
+    return found
+
+
+def compilers() -> str:
+    """Every version that the figures depend on."""
+    done = subprocess.run([ptxas(), "--version"], capture_output=True, text=True, check=True)
+    release = re.search(r"V([\d.]+)", done.stdout)
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "llvmlite"))
+    return f"ptxas {release[1] if release else '?'}, {packages}, Python {'.'.join(platform.python_version_tuple()[:2])}"
+
+
+@functools.cache
+def kernels_of(module: str) -> dict[str, Any]:
+    """The kernels of a module by name.  Raises ValueError when two have one name."""
+    made = importlib.import_module(f"{PACKAGE}.{module}").kernels()
+    by_name = {kernel.name: kernel for kernel in made}
+    if len(by_name) != len(made):
+        names = [kernel.name for kernel in made]
+        raise ValueError(f"{module}: two kernels are called {next(n for n in names if names.count(n) > 1)!r}")
+    return by_name
+
+
+def assemble(ptx: str, sm: int) -> Build:
+    """Machine code of a kernel for a target, and what it takes.  Raises RuntimeError when ptxas refuses it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        words = [ptxas(), "-v", f"-arch=sm_{sm}", "-o", os.devnull, file.name]
+        done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ptxas, sm_{sm}: {done.stderr.strip() or done.stdout.strip()}")
+    return report(done.stderr + done.stdout)
+
+
+def report(text: str) -> Build:
+    """What `ptxas -v` says of the one kernel of a file."""
+
+    def number(pattern: str, default: str | None = None) -> int:
+        found = re.findall(pattern, text)
+        if not found and default is None:
+            raise RuntimeError(f"ptxas says nothing of {pattern!r}: {text}")
+        return sum(map(int, found or [default or "0"]))
+
+    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
+    registers, stack = number(r"Used (\d+) registers"), number(r"(\d+) bytes stack")
+    return Build(registers, number(r"(\d+) bytes smem", "0"), stack, spilled)
+
+
+def compile_one(job: tuple[str, str, int]) -> Build:
+    """(module, kernel, target), from Python to machine code."""
+    module, name, sm = job
+    try:
+        return assemble(kernels_of(module)[name].ptx(sm), sm)
+    except Exception as fault:
+        raise RuntimeError(f"{module}: {name} on sm_{sm}: {fault}") from None
+
+
+def compile_all(jobs: Sequence[tuple[str, str, int]]) -> Iterator[Build]:
+    """In as many processes as there are cores; in order."""
+    with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
+        for done, build in enumerate(pool.imap(compile_one, jobs), 1):
+            if sys.stderr.isatty():
+                print(f"\r{done} of {len(jobs)} compiled", end="\n" if done == len(jobs) else "", file=sys.stderr)
+            yield build
+
+
+def make(names: Iterable[str]) -> dict[str, Section]:
+    """The sections of these modules, compiled now."""
+    kernels = [(module, kernel) for module in names for kernel in kernels_of(module).values()]
+    jobs = [(module, k.name, sm) for module, k in kernels for sm in TARGETS if sm >= k.least_sm]
+    builds = dict(zip(jobs, compile_all(jobs), strict=True)) if jobs else {}
+    rows: dict[str, list[Row]] = {module: [] for module in names}
+    for module, k in kernels:
+        mine = {sm: builds[module, k.name, sm] for sm in TARGETS if sm >= k.least_sm}
+        rows[module].append(Row(k.name, " x ".join(map(str, k.threads)), k.tight, mine))
+    return {module: Section(digest(module), tuple(found)) for module, found in rows.items()}
+
+
+# ---- the page against the code
+
+
+def write(everything: bool) -> list[str]:
+    """Compile what changed, write the page; returns what is wrong with the kernels."""
+    old, new = read(PAGE.read_text() if PAGE.exists() else ""), Table(compilers())
+    names = modules()
+    kept = {} if everything or old.compilers != new.compilers else old.sections
+    new.sections = {name: kept[name] for name in names if name in kept and kept[name].digest == digest(name)}
+    new.sections |= make([name for name in names if name not in new.sections])
+    PAGE.write_text(new.page())
+    return loose(new)
+
+
+def loose(table: Table) -> list[str]:
+    """Tight kernels that spill or have a stack."""
+    return [
+        f"{module}: {row.name} on sm_{sm}: {build.stack} bytes of stack, {build.spilled} spilled"
+        for module, section in table.sections.items()
+        for row in section.rows
+        for sm, build in row.builds.items()
+        if row.tight and (build.stack or build.spilled)
+    ]
+
+
+def stale(page: str) -> list[str]:
+    """Where a page is not what `write` would make of the sources; nothing is compiled."""
+    table, names = read(page), modules()
+    faults = [f"{name}: not in the page" for name in names if name not in table.sections]
+    faults += [f"{name}: in the page, but no module" for name in table.sections if name not in names]
+    for name in set(names) & set(table.sections):
+        section = table.sections[name]
+        if section.digest != digest(name):
+            faults.append(f"{name}: its sources have changed")
+        faults += differences(name, section)
+    return faults or ([] if table.page() == page else ["the page was edited by hand"])
+
+
+def differences(module: str, section: Section) -> list[str]:
+    """Rows that do not describe the kernels of a module."""
+    kernels, rows = kernels_of(module), {row.name: row for row in section.rows}
+    faults = [f"{module}: {name} is only in {where}" for where, names in (
+        ("the page", rows.keys() - kernels.keys()), ("the code", kernels.keys() - rows.keys()),
+    ) for name in sorted(names)]  # fmt: skip
+    for name in rows.keys() & kernels.keys():
+        targets = [sm for sm in TARGETS if sm >= kernels[name].least_sm]
+        if rows[name].tight != kernels[name].tight or list(rows[name].builds) != targets:
+            faults.append(f"{module}: the row of {name} is an old one")
+    return faults
+
+
+def sample(table: Table) -> list[str]:
+    """Compile one kernel of each module again, the one with the most registers: with the page's compilers it takes
+    what the page says, and with any a tight one spills nothing."""
+    picked = {module: max(section.rows, key=_most) for module, section in table.sections.items() if section.rows}
+    jobs = [(module, row.name, _worst(row)) for module, row in picked.items()]
+    again = Table(compilers())
+    for (module, name, sm), build in zip(jobs, compile_all(jobs), strict=True):
+        row = picked[module]
+        again.sections[module] = Section("", (Row(name, row.threads, row.tight, {sm: build}),))
+        if build != row.builds[sm] and again.compilers == table.compilers:
+            return [f"{module}: {name} on sm_{sm} takes {build}, the page says {row.builds[sm]}"]
+    return loose(again)
+
+
+def _worst(row: Row) -> int:
+    """The target where a kernel takes the most registers."""
+    return max(row.builds, key=lambda sm: row.builds[sm].registers)
+
+
+def _most(row: Row) -> int:
+    return row.builds[_worst(row)].registers
+
+
+def main() -> int:
+    """1 when something is wrong."""
+    flags = argparse.ArgumentParser(prog="cuda_table", description=__doc__.split("\n")[0])
+    flags.add_argument("--all", action="store_true", help="compile everything, changed or not")
+    flags.add_argument("--check", action="store_true", help="write nothing: compare the page with the code")
+    args = flags.parse_args()
+    if args.check:
+        page = PAGE.read_text()
+        faults = stale(page) or loose(read(page)) or sample(read(page))
+    else:
+        faults = write(args.all)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if args.check and faults:
+        print("make cuda-table writes the page anew", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
