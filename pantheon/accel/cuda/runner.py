@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.lowering import MAX_COLUMNS
+from pantheon.accel.cuda.machine import SIMULATED
 from pantheon.accel.cuda.rows import DeviceRow
 from pantheon.accel.cuda.stage import Stage
 from pantheon.accel.cuda.state import CudaState
@@ -25,8 +26,8 @@ from pantheon.accel.hidden import normed
 from pantheon.plan.builder import Plan
 from pantheon.plan.state_spec import KVType
 
-#: columns of the forward that compiles what a prompt needs
-_WARM_UP = (1, 2, 4, 8, 16)
+#: widths of the forwards that compile everything; nothing is compiled in the simulator
+_WARM_UP = (1,) if SIMULATED else (1, 2, 4, 8, 16, 64)
 
 
 @dataclass
@@ -187,7 +188,7 @@ class CudaRunner:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile and run every kernel before anybody waits for it, on a state of its own [X07]."""
-        state = self.new_state(1, min(self.n_ctx, 2 * max(_WARM_UP)))
+        state = self.new_state(1, min(self.n_ctx, max(_WARM_UP)))
         widths = [n for n in _WARM_UP if n <= state.n_ctx]
         for i, n in enumerate(widths):
             if progress is not None:
