@@ -67,7 +67,7 @@ def place(part: Part, types: Mapping[Matrix, str], n_ctx: int, kv_type: KVType, 
     floats = {v: vectors.take(v.size) for v in plan.vectors()}
     used = tables_used(plan)
     ropes = tuple(_rope(plan, i, tables, n_ctx if i in used else 0) for i in range(len(plan.ropes)))
-    buffers = {b: _buffer(b, scratch) for b in part.buffers()}
+    buffers = {b: _buffer(b, scratch) for b in part.buffers()} | {plan.logits: At(0, plan.n_vocab)}
     widest = _widest_quantised(plan, types)
     room = Room(
         blocks.take(MAX_COLUMNS * widest // 4), blocks.take(MAX_COLUMNS * widest // 16),
