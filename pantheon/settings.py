@@ -1,8 +1,7 @@
 """Every environment flag, once: name, parser, default, unit, effect.
 
 `get(name)` reads the environment on each call (tests set it with monkeypatch) and refuses what it can not parse;
-`check_all()` does so for every flag at start, so that a typo stops the server instead of being ignored [X09].  A flag
-whose feature is not in this version says so in `later`: it is parsed, and any value but the default is refused.
+`check_all()` does so for every flag at start, so that a typo stops the server instead of being ignored [X09].
 docs/reference/env-flags.md is checked against this table.
 """
 
@@ -34,17 +33,14 @@ class SettingError(PantheonError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment flag; `parse` raises ValueError with what it accepts.
-
-    `later` names what this version lacks for the flag to have an effect; `secret` keeps the value out of every output.
-    """
+    """One environment flag; `parse` raises ValueError with what it accepts; `secret` keeps the value out of every
+    output."""
 
     name: str
     parse: Callable[[str], Any]
     default: Any
     unit: str
     effect: str
-    later: str = ""
     secret: bool = False
 
 
@@ -205,7 +201,7 @@ _TABLE = (
     Setting("BS_QUEUE_DEPTH", integer(0, 4096), 32, "requests", "requests that may wait for a slot"),
     Setting("PN_QUEUE_WAIT_S", number(0.1, 86_400), 30.0, "s", "how long a request may wait for a slot"),
     Setting("PN_BS_MIXED", switch, 1, "0 or 1", "prompts ride in the forwards that decode; 0: in their own"),
-    Setting("PN_ASYNC_POLL_US", integer(50, 100_000), 500, "µs", "longest sleep between looks", later="a GPU executor"),
+    Setting("PN_ASYNC_POLL_US", integer(50, 100_000), 500, "µs", "longest sleep between two looks at a GPU's step"),
     Setting("QWEN35_GPU_FULL_LOGITS", _refuse, None, "-", "refused: the server does not start while it is set"),
     # router and admin
     Setting("PANTHEON_REGISTRY_URL", url, None, "URL", "register with the router at this address"),
@@ -236,12 +232,9 @@ def get(name: str) -> Any:
         return setting.default
     shown = "…" if setting.secret else raw
     try:
-        value = setting.parse(raw)
+        return setting.parse(raw)
     except ValueError as fault:
         raise SettingError(f"{name}={shown}: {fault}", param=name) from None
-    if setting.later and value != setting.default:
-        raise SettingError(f"{name}={shown}: needs {setting.later}, which this version does not have", param=name)
-    return value
 
 
 def given(name: str) -> bool:

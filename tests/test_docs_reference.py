@@ -41,7 +41,7 @@ def first_cells(text: str) -> list[str]:
 
 
 def test_m170_environment_flags_are_those_of_the_settings_table() -> None:
-    """Both ways: names, defaults and units; and a flag without effect stands in the section that says so."""
+    """Both ways: names, defaults and units."""
     page = sections(REFERENCE / "env-flags.md")
     text = "".join(body for head, body in page.items() if not head.startswith("Not ours"))
     rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \| (.*?) \| (.*?) \|$", text, re.M)
@@ -50,10 +50,6 @@ def test_m170_environment_flags_are_those_of_the_settings_table() -> None:
         real = SETTINGS[name]
         assert default == {"": "empty", None: "unset"}.get(real.default, f"`{real.default}`"), name
         assert unit == real.unit, name
-    later = re.findall(r"^\| `([A-Z0-9_]+)` \| .*? \| .*? \| (.*?) \|$", page["Not in this version"], re.M)
-    assert {name for name, _ in later} == {name for name, setting in SETTINGS.items() if setting.later}
-    for name, reason in later:
-        assert reason.startswith(SETTINGS[name].later), name
 
 
 def test_m171_cuda_visible_devices_is_explained() -> None:

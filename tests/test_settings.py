@@ -113,22 +113,6 @@ def test_batch_slots_means_a_number_of_slots_M083_M084_X09_X30() -> None:
     assert [settings.slots(word) for word in ("0", "off", "1", "on", "8", "4", "16")] == [0, 0, 8, 8, 8, 4, 16]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PN_ASYNC_POLL_US", "100"),
-    ],
-)  # fmt: skip
-def test_a_flag_of_a_later_version_takes_its_default_only_M161(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, str(SETTINGS[name].default))
-    settings.check_all()
-    monkeypatch.setenv(name, value)
-    with pytest.raises(SettingError, match=f"{name}={value}: needs .*{SETTINGS[name].later}"):
-        settings.check_all()
-
-
 def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PANTHEON_ADMIN_KEY", "PANTHEON_REGISTRY_KEY"):
         monkeypatch.setenv(name, "hush")

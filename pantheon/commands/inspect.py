@@ -36,6 +36,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--kv-type", choices=("f32", "f16", "q8_0", "q4_0"), help="number format of the KV cache for these figures"
     )
+    parser.add_argument(
+        "--executor", choices=("cpu", "cuda"), default="cpu", help="who would compute, for these figures (default: cpu)"
+    )
     parser.add_argument("--plan", action="store_true", help="print every op of the plan")
     parser.add_argument("--tensors", action="store_true", help="print every tensor")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -83,8 +86,8 @@ def inspect_file(path: str, args: argparse.Namespace) -> dict[str, Any]:
             report["tensor_list"] = [[t.name, t.type.name, list(t.shape), t.nbytes] for t in file.tensors.values()]
         if plan:
             report["plan"] = plan_summary(plan, args.plan)
-            report["memory"] = attempt(lambda: memory(file, plan, args.ctx, args.kv_type))
-            attempt(lambda: check(file, plan, args.ctx, args.kv_type))
+            report["memory"] = attempt(lambda: memory(file, plan, args.ctx, args.kv_type, args.executor))
+            attempt(lambda: check(file, plan, args.ctx, args.kv_type, args.executor))
         if tokenizer:
             report["tokenizer"] = tokenizer_summary(tokenizer, file.metadata)
             report["template"] = attempt(lambda: template_summary(file, tokenizer))
@@ -155,17 +158,16 @@ def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> dict[str, Any]:
+def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None, executor: str) -> dict[str, Any]:
     """Bytes by part for one conversation at the context that a load would pick."""
-    from pantheon.accel.cpu.executor import CpuExecutor
     from pantheon.engine import load
 
-    n_ctx = load.pick_ctx(ctx, plan)
-    kv = load.pick_kv_type(kv_type, "cpu", file, plan)
+    n_ctx, kv = load.pick_ctx(ctx, plan), load.pick_kv_type(kv_type, executor, file, plan)
     types = {name: info.type.name for name, info in file.tensors.items()}
+    runs: Any = load.pick_executor(executor, None)
     try:
-        # what a load of the cpu executor takes, to the byte
-        bytes_of = CpuExecutor().predict(plan, types, n_ctx=n_ctx, kv_type=kv)
+        # what a load takes, to the byte
+        bytes_of = runs.predict(plan, types, n_ctx=n_ctx, kv_type=kv)
     except KeyError:  # a weight type that nothing here can run
         bytes_of = {"weights": sum(i.nbytes for i in file.tensors.values()), "kv": plan.state.slot_bytes(kv, n_ctx)}
     parts = {f"{part}_bytes": size for part, size in bytes_of.items()}
@@ -174,15 +176,16 @@ def memory(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> 
     return {"n_ctx": n_ctx, "kv_type": kv.value, "kv_per_token_bytes": per_token, **parts, **total}
 
 
-def check(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None) -> None:
-    """Raise what a load would: types and shapes that no kernel takes, more memory than the machine has."""
-    from pantheon.accel.cpu.executor import CpuExecutor
+def check(file: GGUFFile, plan: Plan, ctx: int | None, kv_type: str | None, executor: str) -> None:
+    """Raise what a load would: types and shapes that no kernel takes, more memory than the machine has; what a die has
+    is not asked."""
     from pantheon.engine import load
 
-    n_ctx = load.pick_ctx(ctx, plan)
-    kv = load.pick_kv_type(kv_type, "cpu", file, plan)
-    load.check_runs(plan, file, kv)
-    load.check_memory(plan, n_ctx, kv, weights=load.packed_bytes(CpuExecutor(), file, plan, n_ctx, kv))
+    n_ctx, kv = load.pick_ctx(ctx, plan), load.pick_kv_type(kv_type, executor, file, plan)
+    load.check_runs(plan, file, kv, executor)
+    if executor == "cpu":
+        weights = load.packed_bytes(load.pick_executor(executor, None), file, plan, n_ctx, kv)
+        load.check_memory(plan, n_ctx, kv, weights=weights)
 
 
 def tokenizer_summary(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[str, Any]:

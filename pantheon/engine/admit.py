@@ -41,14 +41,10 @@ _log = log.logger("mem")
 
 
 # ---- loads ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LoadPlan:
-    """What loading a file would take, from its header alone, and whether it may.
-
-    `dies` are those it was planned for, empty for the CPU.
-    """
+    """What loading a file would take, from its header alone, and whether it may.  `dies` are those it was planned for,
+    empty for the CPU."""
 
     path: str
     need: Footprint
@@ -71,6 +67,7 @@ class LoadPlan:
             "n_ctx": self.need.n_ctx,
             "n_ctx_train": plan.n_ctx_train if plan else None,
             "kv_type": kv.value if kv else None,
+            "executor": self.need.executor,
             "users": self.need.users,
             "bytes": {**self.need.parts, "vocab": vocab_bytes(plan)},
             "spike_bytes": self.costs.spike_bytes,
@@ -98,9 +95,8 @@ def plan_load(
     """Read a file's header and decide whether it could be loaded now; no weight is touched.
 
     Arguments as for load_model.  state: what the watcher sees; None, or one that is not alive, leaves the host out
-    [M199].  dies: where it would go.  fit_ctx: take the largest context that fits instead of refusing [X31].
-
-    Raises what load_model raises for a file that can not be loaded.
+    [M199].  dies: where it would go.  fit_ctx: take the largest context that fits instead of refusing [X31].  Raises
+    what load_model raises for a file that can not be loaded.
     """
     need = footprint(str(path), ctx=ctx, executor=executor, threads=threads, kv_type=kv_type, users=users)
     found = decide_load(str(path), need, state, dies)
@@ -139,8 +135,10 @@ def _decide(need: Footprint, state: MemState | None, dies: Sequence[DieInfo]) ->
 
 
 def load_costs(need: Footprint) -> LoadCosts:
-    """Predicted parts as costs; what grows with the context is told apart by dividing it [M196, X16]."""
+    """Predicted parts as costs on the host; what grows with the context is told apart by dividing it [M196, X16]."""
     parts, n_ctx = need.parts, max(1, need.n_ctx)
+    if need.on_die:
+        return LoadCosts(vocab_bytes(need.plan), spike_bytes=load_spike(need))
     return LoadCosts(
         weights_bytes=parts.get("weights", 0) + vocab_bytes(need.plan),
         kv_bytes_per_token=math.ceil(parts.get("kv", 0) / n_ctx),
@@ -156,10 +154,8 @@ def vocab_bytes(plan: Plan | None) -> int:
 
 
 def load_spike(need: Footprint) -> int:
-    """Host bytes that a load takes for a while: what was set, else computed and at most the default.
-
-    2.4 GiB was one engine's burst on one machine [M198]; ours unpacks a tensor at a time.
-    """
+    """Host bytes that a load takes for a while: what was set, else computed and at most the default.  2.4 GiB was one
+    engine's burst on one machine [M198]; ours unpacks a tensor at a time."""
     limit = int(settings.get("PN_LOAD_SPIKE_BYTES"))
     if settings.given("PN_LOAD_SPIKE_BYTES") or need.plan is None:
         return limit if need.plan is not None else 0
@@ -219,7 +215,7 @@ def smaller_kv(model: Model) -> KVType | None:
 
 
 def prepare_smaller_kv(model: Model, progress: Progress | None = None) -> None:
-    """Compile what it needs while memory is there: under pressure nobody wants a compiler to start.  Raises nothing."""
+    """Compile it while memory is there: under pressure nobody wants a compiler to start.  Raises nothing."""
     kind = smaller_kv(model)
     if kind is None or settings.get("PN_LADDER_DISABLE"):
         return
@@ -237,7 +233,8 @@ class Gate:
     """What memory allows one entry: its ladder, and the admission of its turns.  Safe to use from several threads.
 
     It keeps numbers of the model, not the model: it must not outlive an unload.  watch None: nobody looks at memory,
-    nothing is refused for it [M199].
+    nothing is refused for it [M199].  on_die: conversations lie in memory of accelerators that the load took, so that
+    turns cost the host nothing [M190, M195].
     """
 
     n_ctx: int
@@ -249,6 +246,7 @@ class Gate:
     max_slots: int = 1
     can_quantise_kv: bool = False
     can_evict: bool = False
+    on_die: bool = False
     clock: Clock = SYSTEM_CLOCK
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -317,6 +315,7 @@ class Gate:
             max_columns=min(PREFILL_CHUNK, self.max_columns),
             resident_tokens=warm_tokens,
             resident_columns=self._columns,
+            on_die=self.on_die,
         )
 
     def admit(

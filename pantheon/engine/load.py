@@ -6,12 +6,14 @@ Nothing is kept of a load that fails; every refusal names the file and what is w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pantheon import seams, settings
+from pantheon.accel.cuda import faults
+from pantheon.accel.die import cuda_missing
 from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
 from pantheon.engine.sampler import NewDraw
@@ -76,18 +78,25 @@ def load_model(
     kv_type: str | None = None,
     template: str | None = None,
     progress: Progress | None = None,
+    dies: Sequence[int] = (0,),
+    cuts: Sequence[int] = (),
 ) -> Model:
     """Load a GGUF file (or `script:FILE.json`).
 
-    ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu" or "reference".
-    threads: default = physical cores.  kv_type: "f32", "f16", "q8_0" or "q4_0"; default f16 for quantised weights, f32
-    otherwise; q4_0 when QWEN35_KV_Q4 is set.  template: Jinja source of a chat template to use instead of the file's.
-    Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault.
+    ctx: positions a conversation may have (default: the model's own, at most 8192).  executor: "cpu", "cuda" or
+    "reference".  threads: default = physical cores.  dies, cuts: for "cuda", see CudaExecutor.  kv_type: "f32", "f16",
+    "q8_0" or "q4_0"; default f16 for quantised weights, f32 otherwise; q4_0 when QWEN35_KV_Q4 is set.  template: Jinja
+    source of a chat template to use instead of the file's.
+
+    Raises ModelFileError, ModelConfigError or BadRequest; each names what is at fault; and for a device that fails
+    PantheonError 507 or 503, which names the die.
     """
     seams.hit("load")
     if str(path).startswith(SCRIPT):
         return load_script(str(path))
-    die = pick_executor(executor, threads)
+    die = pick_executor(executor, threads, dies, cuts)
+    if executor == "cuda" and (missing := cuda_missing()):
+        raise BadRequest(f"executor cuda: {missing}", param="executor")
     with open_gguf(path) as file:
         plan = plan_of(file)
         tokenizer = tokenizer_of(file, plan)
@@ -95,25 +104,37 @@ def load_model(
         if n_ctx > plan.n_ctx_train:
             log.warning("context beyond the trained one %s", fields(ctx=n_ctx, trained=plan.n_ctx_train))
         kv = pick_kv_type(kv_type, executor, file, plan)
-        check_memory(plan, n_ctx, kv, weights=packed_bytes(die, file, plan, n_ctx, kv))
+        if executor != "cuda":
+            check_memory(plan, n_ctx, kv, weights=packed_bytes(die, file, plan, n_ctx, kv))
         seams.hit("upload")
-        runner = _upload(die, plan, file, n_ctx, kv, progress)
+        with on_dies(executor, dies):
+            runner = _upload(die, plan, file, n_ctx, kv, progress)
         chat_template = template_of(file, tokenizer, template)
         name, arch = model_name(file), str(file.metadata["general.architecture"])
-    new_draw: NewDraw | None = None
     try:
-        if executor == "cpu":
-            from pantheon.accel.cpu import drawing
-
-            new_draw = drawing.new_draw
-        runner.warm_up(progress)
+        with on_dies(executor, dies):
+            runner.warm_up(progress)
     except BaseException:
         runner.close()
         raise
     return Model(
         name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
-        tokenizer=tokenizer, template=chat_template, n_ctx=n_ctx, new_draw=new_draw,
+        tokenizer=tokenizer, template=chat_template, n_ctx=n_ctx, new_draw=_new_draw(executor),
     )  # fmt: skip
+
+
+def on_dies(executor: str, dies: Sequence[int]) -> AbstractContextManager[None]:
+    """Around work of an executor: what a device refuses becomes a fault that names the die."""
+    return faults.named(dies) if executor == "cuda" else nullcontext()
+
+
+def _new_draw(executor: str) -> NewDraw | None:
+    """How samplers draw from the rows of an executor, when it has a way of its own."""
+    if executor != "cpu":
+        return None
+    from pantheon.accel.cpu import drawing
+
+    return drawing.new_draw
 
 
 def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, progress: Progress | None) -> Runner:
@@ -122,12 +143,11 @@ def _upload(die: Executor, plan: Plan, file: GGUFFile, n_ctx: int, kv: KVType, p
         return die.load(plan, GGUFWeights(file), n_ctx=n_ctx, kv_type=kv, progress=progress)
 
 
-def check_runs(plan: Plan, file: GGUFFile, kv: KVType) -> None:
-    """Raise what a load on the cpu executor would raise for types and shapes; nothing is loaded."""
-    from pantheon.accel.cpu.executor import CpuExecutor
-
-    with _faults_of(file, "cpu"):
-        CpuExecutor().check(plan, GGUFWeights(file), kv_type=kv)
+def check_runs(plan: Plan, file: GGUFFile, kv: KVType, executor: str = "cpu") -> None:
+    """Raise what a load on an executor would raise for types and shapes; nothing is loaded."""
+    die: Any = pick_executor(executor, None)
+    with _faults_of(file, executor):
+        die.check(plan, GGUFWeights(file), kv_type=kv)
 
 
 @contextmanager
@@ -136,7 +156,7 @@ def _faults_of(file: GGUFFile, executor: str) -> Iterator[None]:
     try:
         yield
     except PantheonError as fault:
-        if isinstance(fault, ModelFileError) and fault.path in map(str, file.shards):
+        if fault.status in (503, 507) or (isinstance(fault, ModelFileError) and fault.path in map(str, file.shards)):
             raise
         raise ModelFileError(file.path, fault.message, code=fault.code, param=fault.param) from None
     except ValueError as fault:
@@ -150,8 +170,11 @@ def load_tokenizer_file(path: str | Path) -> Tokenizer:
         return _naming(file, load_tokenizer)
 
 
-def pick_executor(name: str, threads: int | None) -> Executor:
-    """The executor of a name; raises BadRequest for another one and for a count of threads that is none."""
+def pick_executor(
+    name: str, threads: int | None, dies: Sequence[int] = (0,), cuts: Sequence[int] = ()
+) -> Executor:  # fmt: skip
+    """The executor of a name; raises BadRequest for another one, for one that is not installed and for a count of
+    threads that is none."""
     if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
         raise BadRequest(
             f"threads must be a whole number from 1 to {MAX_THREADS}, not {threads!r:.40}", param="threads"
@@ -160,11 +183,15 @@ def pick_executor(name: str, threads: int | None) -> Executor:
         from pantheon.accel.cpu.executor import CpuExecutor
 
         return CpuExecutor(threads)
+    if name == "cuda":
+        from pantheon.accel.cuda.executor import CudaExecutor
+
+        return CudaExecutor(dies, cuts)
     if name == "reference":
         from pantheon.accel.reference import ReferenceExecutor
 
         return ReferenceExecutor()
-    raise BadRequest(f"unknown executor {name!r}; known: cpu, reference", param="executor")
+    raise BadRequest(f"unknown executor {name!r}; known: cpu, cuda, reference", param="executor")
 
 
 def plan_of(file: GGUFFile) -> Plan:

@@ -45,16 +45,19 @@ class PrefixCache:
     scheduler's turn; `trim`, `warmth` and `used_bytes` by anyone."""
 
     def __init__(
-        self, state: RunnerState, *, max_idle: int | None = None, token_bytes: int = 0, users: int = 1
-    ) -> None:
+        self, state: RunnerState, *, max_idle: int | None = None, token_bytes: int = 0, users: int = 1,
+        charged: int | None = None,
+    ) -> None:  # fmt: skip
         """token_bytes: what one position costs; `max_idle` and `users` as in SlotTable.  Idle conversations may also
-        use what a load is charged, a full conversation of each user, as far as running ones leave it."""
+        use what a load is charged, `charged` tokens (default: a full conversation of each user), as far as running ones
+        leave it."""
         self._state, self._token_bytes = state, token_bytes
         self._copy = getattr(state, "copy_prefix", None)
         #: guards _table and resets of idle slots; taken below the registry's lock; held for no forward and no copy
         #: [M138, X13]
         self.lock = threading.Lock()
-        self._max_idle, self._users, self._charged = max_idle, users, users * state.n_ctx
+        self._max_idle, self._users = max_idle, users
+        self._charged = users * state.n_ctx if charged is None else charged
         points = None if getattr(state, "can_truncate", True) else state.checkpoints  # type: ignore[attr-defined]
         self._table = SlotTable(
             state.n_slots, max_idle=max_idle, spare=self._charged, can_copy=self._copy is not None, points=points,

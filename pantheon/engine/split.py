@@ -1,8 +1,7 @@
 """A plan over several dies: which layers go where, and what each die is charged.  Pure arithmetic on a plan.
 
 Layers stay in order, so that a column crosses from one die to the next once; the cut that fills the fullest die least
-is taken.  Scratch and tables are needed on every die and shared out evenly: virtual dies share the host's memory, so
-that the charges of a model add up to what it takes.  Must not know dies or files.  Spec: M197, M226.
+is taken.  Must not know dies or files.  Spec: M197, M226.
 """
 
 from __future__ import annotations
@@ -22,35 +21,46 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Layers:
-    """Bytes of every stage of a plan, in order: embedding, layers, head.  `kv_token`: what one position costs there."""
+    """Bytes of every stage of a plan, in order: embedding, layers, head.  `kv_token`: what one position costs there;
+    `starts`: the op of the plan's body that each stage begins with, the head's being the first behind it."""
 
     weights: tuple[int, ...]
     kv_token: tuple[int, ...]
+    starts: tuple[int, ...] = ()
+
+    def with_head(self) -> Layers:
+        """The same with the head as a part of the last layer: no die has the head alone."""
+        weights, kv = self.weights, self.kv_token
+        return Layers(
+            (*weights[:-2], sum(weights[-2:])), (*kv[:-2], sum(kv[-2:])), self.starts[: max(1, len(weights) - 1)]
+        )
 
 
 @dataclass(frozen=True)
 class Share:
     """One die's part: stages first … last (exclusive), and its bytes.  `token_bytes`: what one more position of any
-    conversation costs on it."""
+    conversation costs on it; `slot_bytes`: a further conversation, where that is known."""
 
     first: int
     last: int
     nbytes: int
     token_bytes: int
+    slot_bytes: int = 0
 
 
 def layers_of(plan: Plan, sizes: Mapping[str, int], total_bytes: int, kv_type: KVType) -> Layers:
     """The stages of a plan.  sizes: file bytes of each tensor, by which total_bytes of weights are shared out."""
-    weights, kv = [0.0], [0]
+    weights, kv, starts = [0.0], [0], [0]
     seen: set[str] = set()
     block: str | None = None
-    for op in plan.ops():
+    for i, op in enumerate(plan.ops()):
         used = [value for value in vars(op).values() if isinstance(value, Matrix | Vector)]
         found = next((match[1] for value in used if (match := _BLOCK.match(value.tensor))), None)
         ends = found is None and bool(used) and block is not None
         if (found is not None and found != block) or ends:
             weights.append(0.0)
             kv.append(0)
+            starts.append(i)
         if found is not None or ends:
             block = found
         # a tensor counts where it is first used, once: it may be cut into several matrices
@@ -61,20 +71,19 @@ def layers_of(plan: Plan, sizes: Mapping[str, int], total_bytes: int, kv_type: K
             kv[-1] += plan.state.kv[op.layer].bytes_per_token(kv_type)
     scale = total_bytes / sum(weights) if sum(weights) else 0.0
     edges = [round(scale * edge) for edge in (0.0, *accumulate(weights))]
-    return Layers(tuple(b - a for a, b in pairwise(edges)), tuple(kv))
+    return Layers(tuple(b - a for a, b in pairwise(edges)), tuple(kv), tuple(starts))
 
 
-def split(layers: Layers, shared_bytes: int, kv_bytes: int, budgets: Sequence[int]) -> tuple[Share, ...] | None:
+def split(layers: Layers, each: float, kv_bytes: int, budgets: Sequence[int]) -> tuple[Share, ...] | None:
     """The stages on as many dies as there are budgets, in order; None when they do not fit.
 
-    shared_bytes: scratch and tables; kv_bytes: one full conversation.
+    each: scratch and tables of every die; kv_bytes: all full conversations.
     """
     n = len(budgets)
     kv_token = sum(layers.kv_token)
     costs = [
         w + (kv_bytes * k / kv_token if kv_token else 0.0) for w, k in zip(layers.weights, layers.kv_token, strict=True)
     ]
-    each = shared_bytes / n
     room = [budget - each for budget in budgets]
     if len(costs) < n or min(room) <= 0:
         return None

@@ -80,11 +80,11 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def _app(args: argparse.Namespace, specs: Sequence[ModelSpec]) -> App:
-    dies = DieManager.discover()
+    dies = DieManager.discover(args.executor)
     for spec in specs:
         dies.check(spec.dies or ())
     options = LoadOptions(
-        ctx=flags.context(args, users(args)), threads=args.threads, kv_type=flags.kv_type(args),
+        ctx=flags.context(args, users(args)), threads=args.threads, kv_type=flags.kv_type(args), executor=args.executor,
         template=flags.chat_template(args), watch=memwatch.from_settings(), batch=batch_config(args),
     )  # fmt: skip
     return App(

@@ -40,8 +40,8 @@ def plan_spec(registry: Registry, spec: ModelSpec, options: LoadOptions, state: 
         wanted = ()
     threads = registry.dies.threads(wanted or (), options.threads)
     plan = plan_load(
-        spec.path, ctx=spec.ctx or options.ctx, kv_type=options.kv_type, executor=options.executor, threads=threads,
-        state=state, users=options.users,
+        spec.path, ctx=spec.ctx or options.ctx, kv_type=options.kv_type, threads=threads, state=state,
+        executor=options.executor_of(registry.dies, wanted), users=options.users,
     )  # fmt: skip
     if wanted == () or not plan.decision.fits:
         return plan

@@ -100,7 +100,8 @@ def add_serve_parser(subparsers: Any) -> None:
     model = parser.add_argument_group("models (each --model may be followed by its own --name and --dies)")
     model.add_argument("-m", "--model", action=_ModelFlag, dest="path", type=not_empty, metavar="FILE", default=argparse.SUPPRESS, help=f"a GGUF file; may be repeated (default: the model of the installed {DISTRIBUTION})")  # fmt: skip # noqa: E501
     model.add_argument("-a", "--alias", "--name", action=_ModelFlag, dest="name", type=model_name, default=argparse.SUPPRESS, help="the id that requests use (default: the file's stem)")  # fmt: skip # noqa: E501
-    model.add_argument("--dies", action=_ModelFlag, type=die_numbers, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: the CPU)")  # fmt: skip # noqa: E501
+    model.add_argument("--dies", action=_ModelFlag, type=die_numbers, metavar="I,J", default=argparse.SUPPRESS, help="accelerators to place it on, as CUDA_VISIBLE_DEVICES numbers them (default: free ones that fit, the CPU without any)")  # fmt: skip # noqa: E501
+    add("--executor", choices=("auto", "cpu", "cuda"), default="auto", help="who computes (default: auto, cuda for models on CUDA dies, else cpu)")  # fmt: skip # noqa: E501
     add("--no-model", action="store_true", help="start without a model; /admin/models/load brings them")
     add("--dry-run", action="store_true", help="print the configuration and what the models need, load nothing; exit code 1 when they do not fit")  # fmt: skip # noqa: E501
     add("--ctx", type=whole(2, 1 << 40), metavar="N", help="context length in tokens (default: the model's own, at most 8192)")  # fmt: skip # noqa: E501

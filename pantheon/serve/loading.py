@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pantheon import log, seams
+from pantheon.accel.die_manager import DieManager
 from pantheon.accel.executor import RunnerState
-from pantheon.engine.admit import decide_load, prepare_smaller_kv
-from pantheon.engine.footprint import Footprint, footprint
-from pantheon.engine.load import load_model
+from pantheon.engine.admit import prepare_smaller_kv
+from pantheon.engine.load import load_model, on_dies
 from pantheon.engine.model import Model
 from pantheon.engine.prefix_cache import SLOTS, PrefixCache
 from pantheon.engine.scripted import PREFIX as SCRIPT
-from pantheon.errors import ModelFileError, PantheonError
+from pantheon.errors import BadRequest, ModelFileError, PantheonError
 from pantheon.mem.memwatch import MemWatch
 from pantheon.sched.scheduler import Scheduler
 from pantheon.sched.shared import SchedConfig
 from pantheon.seams import SYSTEM_CLOCK
+from pantheon.serve.placing import Placed, look_again, place
 from pantheon.serve.registry import Entry, Registry
 
 _log = log.logger("load")
@@ -49,14 +50,14 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What holds for every load of a server.  `template`: of chats, instead of the models' own.  `watch`: the memory
-    that loads are admitted against; None for none.  `batch`: how several users share a model; None for one at a time
-    [M117]."""
+    """What holds for every load of a server.  `executor`: "auto" is what the dies of a model ask for, "cuda" takes
+    CUDA dies only.  `template`: of chats, instead of the models' own.  `watch`: the memory that loads are admitted
+    against; None for none.  `batch`: how several users share a model; None for one at a time [M117]."""
 
     ctx: int | None = None
     threads: int | None = None
     kv_type: str | None = None
-    executor: str = "cpu"
+    executor: str = "auto"
     template: str | None = None
     watch: MemWatch | None = None
     batch: SchedConfig | None = None
@@ -65,6 +66,16 @@ class LoadOptions:
     def users(self) -> int:
         """Answers that one model makes at a time."""
         return self.batch.users if self.batch is not None else 1
+
+    def executor_of(self, manager: DieManager, dies: Sequence[int] | None) -> str:
+        """What runs a model on these dies; None: on those that will be chosen.  Raises BadRequest for the CPU where
+        only CUDA dies may be taken."""
+        found = manager.executor(dies) if self.executor in ("auto", "cuda") else self.executor
+        if self.executor == "cuda" and found != "cuda":
+            raise BadRequest(
+                "dies: an empty list asks for the CPU, and this server was started with --executor cuda", param="dies"
+            )
+        return found
 
 
 def default_name(path: str) -> str:
@@ -91,15 +102,18 @@ def load_reserved(
             report(spec.name, stage, done, total)
 
     model: Model | None = None
+    state: RunnerState | None = None
+    cache: PrefixCache | None = None
     sched: Scheduler | None = None
     try:
         with _naming(spec.path):
-            need = _place(registry, entry, spec, options)
+            placed = place(registry, entry, spec, options)
             with registry.upload_lock:
-                _look_again(spec.path, need, options)
-                model = _upload(registry, entry, spec, options, progress)
-            state = _new_state(model, options.users)
-            cache = _new_cache(registry, entry, need, state, options)
+                look_again(spec.path, placed.need, options)
+                model = _upload(registry, entry, spec, options, placed, progress)
+                state = _new_state(model, placed, options.users)
+                _settle(registry, entry, placed, state)
+            cache = _new_cache(registry, entry, placed, state, options)
             if options.batch is not None:
                 seams.hit("scheduler")
                 sched = Scheduler(model, state, cache, options.batch)
@@ -110,7 +124,8 @@ def load_reserved(
     except BaseException:
         if sched is not None:
             sched.close()
-        state = cache = sched = None  # type: ignore[assignment]
+        _close_state(state)
+        state = cache = sched = None
         if model is not None:
             model.close()
             model = None
@@ -130,102 +145,67 @@ def load_reserved(
 # ---- phases ---------------------------------------------------------------------------------------------------------
 
 
-def _place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions) -> Footprint:
-    """What it takes, whether it may, and where it goes: no lock of the registry is held for that [M058]."""
-    wanted = None if entry.auto else entry.dies
-    threads = registry.dies.threads(wanted or (), options.threads)
-    need = footprint(
-        spec.path, ctx=spec.ctx or options.ctx, executor=options.executor, threads=threads, kv_type=options.kv_type,
-        users=options.users,
-    )  # fmt: skip
-    seams.hit("admit")
-    seen = options.watch.state if options.watch is not None else None
-    decide_load(spec.path, need, seen).check()
-    dies = () if wanted == () else _take(registry, entry, spec.path, need, wanted)
-    charged = sum(info.charged_bytes for info in registry.dies.snapshot() if info.index in dies)
-    registry.place(entry, dies, charged)
-    seams.hit("bind")
-    return need
-
-
-def _look_again(path: str, need: Footprint, options: LoadOptions) -> None:
-    """Admit it once more, with upload_lock held: loads that were admitted beside it have taken their memory by now."""
-    if options.watch is not None and options.watch.started:
-        with contextlib.suppress(PantheonError):  # what can not be read grows stale by itself
-            options.watch.poll_once()
-        decide_load(path, need, options.watch.state).check()
-
-
-def _take(
-    registry: Registry, entry: Entry, path: str, need: Footprint, wanted: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    """Choose and bind dies; a refusal for want of room says which context would fit [X31]."""
-    try:
-        return registry.dies.take(entry.name, need.need, wanted)
-    except PantheonError as fault:
-        if fault.code != "die_full":
-            raise
-        free = [info for info in registry.dies.snapshot() if info.usable and info.model in (None, entry.name)]
-        on = [info for info in free if wanted is None or info.index in wanted]
-        fault.extra["largest_ctx"] = decide_load(path, need, None, on).decision.largest_ctx
-        raise
-
-
 def _upload(
-    registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions, progress: Callable[[str, int, int], None]
-) -> Model:
+    registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOptions, placed: Placed,
+    progress: Callable[[str, int, int], None],
+) -> Model:  # fmt: skip
     """Move the weights.  The caller holds upload_lock [M060, M145]."""
     model = load_model(
         spec.path,
         ctx=spec.ctx or options.ctx,
-        executor=options.executor,
+        executor=placed.need.executor,
         threads=registry.dies.threads(entry.dies, options.threads),
         kv_type=options.kv_type,
         template=options.template,
         progress=progress,
+        dies=entry.dies,
+        cuts=placed.need.cuts(placed.shares),
     )
     if options.watch is not None:
         prepare_smaller_kv(model, progress)
     return model
 
 
-def _new_state(model: Model, users: int) -> RunnerState:
-    """A slot for each user and some for idle conversations; as many as users, when the system grants no more."""
+def _new_state(model: Model, placed: Placed, users: int) -> RunnerState:
+    """A slot for each user and some for idle conversations; as many as users, when there is no room for more."""
     seams.hit("state")
-    for n_slots in (users - 1 + SLOTS, users + 1):
-        with contextlib.suppress(MemoryError, OSError):
-            return model.new_state(n_slots)
-    return model.new_state(users)
+    most = max(users, placed.most_slots)
+    with on_dies(placed.need.executor, placed.taken.dies):
+        for n_slots in dict.fromkeys((min(most, users - 1 + SLOTS), min(most, users + 1))):
+            with contextlib.suppress(MemoryError, OSError):
+                return model.new_state(n_slots)
+        return model.new_state(users)
+
+
+def _settle(registry: Registry, entry: Entry, placed: Placed, state: RunnerState) -> None:
+    """The memory is taken: a CUDA die's is, for every slot, so that all of them are charged."""
+    charges = placed.charges(state.n_slots)
+    registry.dies.settle(entry.dies, entry.name, charges)
+    registry.place(entry, entry.dies, sum(charges))
 
 
 def _new_cache(
-    registry: Registry, entry: Entry, need: Footprint, state: RunnerState, options: LoadOptions
+    registry: Registry, entry: Entry, placed: Placed, state: RunnerState, options: LoadOptions
 ) -> PrefixCache | None:
     """The warm conversations of an entry; without one, every prompt is read in full [M062, M132]."""
     try:
         seams.hit("cache")
-        idle = _idle_tokens(registry, entry, need, options)
+        need = placed.need
+        if need.on_die:
+            charged = state.n_slots * state.n_ctx
+            return PrefixCache(state, token_bytes=need.token_bytes, users=options.users, charged=charged)
+        idle = placed.idle_tokens(options)
         return PrefixCache(state, max_idle=idle, token_bytes=need.token_bytes, users=options.users)
     except Exception as fault:
         _log.warning("no prefix cache %s", log.fields(model=entry.name, reason=f"{type(fault).__name__}: {fault}"))
         return None
 
 
-def _idle_tokens(registry: Registry, entry: Entry, need: Footprint, options: LoadOptions) -> int | None:
-    """Tokens that idle conversations may hold: what is left of the dies' budgets, or a quarter of the host's slack."""
-    if not need.token_bytes:
-        return None
-    if not entry.dies:
-        watch = options.watch
-        return None if watch is None else max(0, watch.state.host.slack_bytes) // 4 // need.token_bytes
-    on = [info for info in registry.dies.snapshot() if info.index in entry.dies]
-    shares = need.shares([info.budget_bytes for info in on]) or ()
-    rooms = [
-        max(0, info.budget_bytes - info.charged_bytes) // share.token_bytes
-        for info, share in zip(on, shares, strict=False)
-        if share.token_bytes
-    ]
-    return min(rooms, default=0)
+def _close_state(state: RunnerState | None) -> None:
+    """Give the memory of a state back where it does not go with its last reference."""
+    close = getattr(state, "close", None)
+    if close is not None:
+        close()
 
 
 @contextlib.contextmanager
@@ -282,6 +262,7 @@ def free(registry: Registry, entry: Entry) -> None:
         registry.dies.unbind(entry.dies, entry.name)
 
     def state() -> None:
+        _close_state(entry.state)
         entry.state = None
 
     def model() -> None:

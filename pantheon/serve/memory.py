@@ -63,9 +63,10 @@ class MemoryKeeper:
         model, state = entry.model, entry.state
         if model is None or state is None:
             raise Unavailable(f"the model {entry.name!r} was unloaded", code="model_unloading", retry_after=5)
+        on_die = self._registry.dies.executor(entry.dies) == "cuda"
         made = Gate.of(
-            model, self.watch, dies=entry.dies, name=entry.name, max_slots=_users(entry, state),
-            can_evict=entry.prefix_cache is not None, clock=self._clock,
+            model, self.watch, dies=entry.dies, name=entry.name, max_slots=_users(entry, state), on_die=on_die,
+            can_evict=entry.prefix_cache is not None and not on_die, clock=self._clock,
         )  # fmt: skip
         with self._lock:
             return self._gates.setdefault(entry, made)
@@ -159,10 +160,11 @@ class MemoryKeeper:
     ) -> Decision:
         gate, state = self.gate(entry), entry.state
         assert state is not None
+        evict = (lambda: self._evict(entry)) if gate.can_evict else None
         try:
             return gate.admit(
-                state, prompt_tokens, max_tokens, cap_allowed=cap_allowed, warm_tokens=warm_tokens,
-                evict=lambda: self._evict(entry), promised=lambda: self._ledger.outstanding,
+                state, prompt_tokens, max_tokens, cap_allowed=cap_allowed, warm_tokens=warm_tokens, evict=evict,
+                promised=lambda: self._ledger.outstanding,
             )  # fmt: skip
         except Unavailable as fault:
             # what others were promised comes back when their answers end
@@ -196,9 +198,10 @@ class MemoryKeeper:
             self._give_way(entry, share)
 
     def _give_way(self, entry: Entry, share: float) -> int:
-        """Let idle conversations hold so much of what they may; how many were given up."""
+        """Let idle conversations hold so much of what they may; how many were given up.  Those on CUDA dies stay: their
+        memory is taken for as long as the model is loaded."""
         cache = entry.prefix_cache
-        if cache is None:
+        if cache is None or not self.gate(entry).can_evict:
             return 0
         gone = cache.trim(share)
         if gone:

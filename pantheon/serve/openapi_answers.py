@@ -110,6 +110,7 @@ DIES = {
         {
             "index": 0,
             "kind": "virtual",
+            "usable": True,
             "total_bytes": 1 << 31,
             "budget_bytes": 1 << 31,
             "used_bytes": 1 << 28,
@@ -183,6 +184,7 @@ PLAN = {
     "name": "qwen",
     "fits": True,
     "n_ctx": 8192,
+    "executor": "cpu",
     "dies": [0],
     "bytes": {"weights?": 1},
     "need_bytes": 1,

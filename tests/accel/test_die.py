@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +22,12 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PN_VIRTUAL_DIES", "PN_DIE_RESERVE_BYTES", "CUDA_VISIBLE_DEVICES"):
+    for name in ("PN_VIRTUAL_DIES", "PN_DIE_RESERVE_BYTES", "CUDA_VISIBLE_DEVICES", dies.SIMULATOR):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    installed = ModuleType("numba_cuda")
+    installed.__spec__ = ModuleSpec("numba_cuda", None)
+    monkeypatch.setitem(sys.modules, "numba_cuda", installed)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +96,79 @@ def test_cuda_dies_are_numbered_behind_CUDA_VISIBLE_DEVICES_M005(
     assert "CUDA_VISIBLE_DEVICES is '1'" in fault.value.message and fault.value.code == "no_such_die"
 
 
-def test_a_cuda_die_is_listed_and_budgeted_but_not_loaded_on(nvml: FakeNvml) -> None:
+def test_cuda_dies_take_models_where_numba_cuda_is_installed_M240(nvml: FakeNvml) -> None:
     manager = DieManager.discover()
-    assert len(manager) == 3 and not manager.usable
-    with pytest.raises(BadRequest) as fault:
+    assert manager.usable and manager.executor() == manager.executor((1,)) == "cuda" and manager.executor(()) == "cpu"
+    assert manager.take("a", GIB, (2,)).dies == (2,) and manager.pick(GIB) == (0,)
+    assert [info.usable for info in manager.snapshot()] == [True] * 3
+
+
+@pytest.mark.parametrize(("executor", "why"), [("auto", r"pantheon-server\[cuda\]"), ("cpu", "--executor cpu")])
+def test_a_cuda_die_that_is_not_used_is_listed_and_budgeted_only(
+    executor: str, why: str, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if executor == "auto":
+        monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    manager = DieManager.discover(executor)
+    assert len(manager) == 3 and not manager.usable and manager.executor() == manager.executor((0,)) == "cpu"
+    with pytest.raises(BadRequest, match=why) as fault:
         manager.pick(1, (0,))
     assert fault.value.code == "die_not_supported" and "NVIDIA H200" in fault.value.message
+    assert [info.usable for info in manager.snapshot()] == [False] * 3
+
+
+def test_cuda_is_made_to_count_as_nvml_does_M005_M171(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    DieManager.discover("cpu")
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    with caplog.at_level(logging.WARNING, "pantheon.dies"):
+        DieManager.discover()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" and "FASTEST_FIRST" in caplog.text
+
+
+def test_only_cuda_dies_will_do_for_executor_cuda(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DieManager.discover("cuda").executor() == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BadRequest, match="no CUDA device .*CUDA_VISIBLE_DEVICES is ''") as fault:
+        DieManager.discover("cuda")
+    assert fault.value.param == "executor"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    with pytest.raises(BadRequest, match="numba-cuda is not installed"):
+        DieManager.discover("cuda")
+    monkeypatch.setenv("PN_VIRTUAL_DIES", "1GiB")
+    with pytest.raises(BadRequest, match="NUMBA_ENABLE_CUDASIM=1"):
+        DieManager.discover("cuda")
+
+
+def test_virtual_dies_are_cuda_dies_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PN_VIRTUAL_DIES", "2x64MiB")
+    monkeypatch.setenv(dies.SIMULATOR, "1")
+    found = DieManager.discover("cuda").snapshot()
+    assert [(info.kind, info.name, info.uuid, info.usable) for info in found] == [
+        ("cuda", f"simulated CUDA die {i}", f"SIMULATED-{i}", True) for i in range(2)
+    ]
+    assert {info.kind for info in DieManager.discover("cpu").snapshot()} == {"virtual"}
+    monkeypatch.setenv(dies.SIMULATOR, "0")
+    assert {info.kind for info in DieManager.discover().snapshot()} == {"virtual"}
+
+
+def test_a_load_is_free_memory_until_it_is_there_X32(nvml: FakeNvml) -> None:
+    manager = DieManager.discover()
+    manager.take("a", 20 * GIB, (0,))
+    assert manager.snapshot()[0].budget_bytes == 78 * GIB  # nothing moved yet
+    nvml.free[0] = 59 * GIB
+    manager.settle((0,), "a", [20 * GIB])
+    manager.refresh()
+    info = manager.snapshot()[0]
+    assert (info.budget_bytes, info.charged_bytes, info.free_bytes) == (78 * GIB, 20 * GIB, 59 * GIB)
+    nvml.free[0] = 49 * GIB  # somebody else took 10 GiB
+    manager.refresh()
+    assert manager.snapshot()[0].budget_bytes == 68 * GIB
+    manager.unbind((0,), "a")
+    assert manager.snapshot()[0].budget_bytes == 48 * GIB
 
 
 def test_what_other_processes_take_is_seen_at_the_next_poll_X32(nvml: FakeNvml) -> None:

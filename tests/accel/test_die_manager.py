@@ -94,8 +94,8 @@ def test_charges_are_seen_and_given_back_M143() -> None:
 def test_held_dies_are_bound_by_their_holder_only() -> None:
     dies = manager(100, 100)
     dies.hold((0,), "later")
-    assert dies.take("now", 60) == (1,)
-    assert dies.take("later", 60, (0,)) == (0,)
+    assert dies.take("now", 60) == ((1,), (100,), (60,))
+    assert dies.take("later", 60, (0,)).dies == (0,)
     assert [info.charged_bytes for info in dies.snapshot()] == [60, 60]
 
 
@@ -123,7 +123,7 @@ class Dies(RuleBasedStateMachine):
         self.count += 1
         name = f"m{self.count}"
         try:
-            found = self.dies.take(name, halves(total), None if asked is None else tuple(asked))
+            found = self.dies.take(name, halves(total), None if asked is None else tuple(asked)).dies
         except PantheonError as fault:
             assert fault.status in (409, 507)
             assert self.dies.snapshot() == before

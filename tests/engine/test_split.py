@@ -20,9 +20,9 @@ def test_one_die_holds_everything() -> None:
 
 
 def test_the_fullest_die_is_filled_least() -> None:
-    shares = split(LAYERS, 8, 40, [100, 100])
+    shares = split(LAYERS, 4, 40, [100, 100])
     assert shares is not None
-    # 30 + 2 layers of 20 | 2 layers of 20 + 20, and half of the shared bytes each
+    # 30 + 2 layers of 20 | 2 layers of 20 + 20, and what every die needs
     assert [(s.first, s.last, s.nbytes) for s in shares] == [(0, 3, 74), (3, 6, 64)]
     uneven = split(LAYERS, 0, 40, [60, 200])
     assert uneven is not None and uneven[0].nbytes <= 60
@@ -30,9 +30,9 @@ def test_the_fullest_die_is_filled_least() -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     assert split(LAYERS, 8, 40, [100]) is None
-    assert split(LAYERS, 8, 40, [60, 60]) is None
+    assert split(LAYERS, 4, 40, [60, 60]) is None
     assert split(LAYERS, 0, 0, [1000] * 7) is None  # more dies than stages
-    assert split(LAYERS, 100, 0, [1000, 10]) is None
+    assert split(LAYERS, 50, 0, [1000, 10]) is None
 
 
 @given(
@@ -43,7 +43,7 @@ def test_every_stage_once_and_no_die_over_its_budget(
     stages: list[tuple[int, int]], shared: int, kv: int, budgets: list[int]
 ) -> None:
     layers = Layers(tuple(w for w, _ in stages), tuple(k for _, k in stages))
-    shares = split(layers, shared, kv, budgets)
+    shares = split(layers, shared / len(budgets), kv, budgets)
     if shares is None:
         return
     assert [s.first for s in shares] == [0, *(s.last for s in shares[:-1])] and shares[-1].last == len(stages)

@@ -358,7 +358,7 @@ def test_a_load_is_admitted_against_what_those_before_it_took_M198(
     host.available(reserve + need + (1 << 20))
     watch.poll_once()
     registry, admitted, faults = Registry(), threading.Barrier(2), list[PantheonError]()
-    really, upload = loading._place, loading._upload
+    really, upload = loading.place, loading._upload
 
     def place(*args: Any) -> Any:
         found = really(*args)
@@ -376,7 +376,7 @@ def test_a_load_is_admitted_against_what_those_before_it_took_M198(
         except PantheonError as fault:
             faults.append(fault)
 
-    monkeypatch.setattr(loading, "_place", place)
+    monkeypatch.setattr(loading, "place", place)
     monkeypatch.setattr(loading, "_upload", uploaded)
     threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
     try:

@@ -35,6 +35,8 @@ HOST = frozenset(
 #: folders that stay: the newest ones, and all that were used lately
 KEEP_NEWEST, KEEP_SECONDS = 3, 30 * 86400
 _LOCK = "in-use"
+#: settings of Numba that do not change the code it makes for a CPU
+_NO_CODE = re.compile("CACHE|CUDA")
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +54,7 @@ def source_hash() -> str:
 def cpu_key() -> str:
     """A digest of what this processor can do and of every setting of the compiler that changes its code."""
     lines = [platform.machine(), platform.system()]
-    lines += [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_") and "CACHE" not in k]
+    lines += [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_") and not _NO_CODE.search(k)]
     wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU", "Features")
     with contextlib.suppress(OSError):  # the true one, whatever PN_HOST_ROOT says: the code runs here
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -190,6 +190,9 @@ def test_the_compilers_settings_are_part_of_the_key(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     store.cpu_key.cache_clear()
     assert len(keys | {store.cpu_key()}) == 3
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    store.cpu_key.cache_clear()
+    assert store.cpu_key() not in keys, "kernels for the CPU are the same beside simulated CUDA dies"
 
 
 def test_an_unwritable_folder_costs_one_log_line(
