@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon.accel.cuda.lowering import COUNT, MAX_COLUMNS, At, Launch, Memory, Room, RopeTable
-from pantheon.plan.buffers import Buffer, Vector
+from pantheon.accel.cuda.lowering import COUNT, MAX_COLUMNS, At, Launch, Memory, Packed, Room, RopeTable
+from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 from pantheon.plan.builder import PlanBuilder
 from pantheon.plan.state_spec import RecurrentSpec, StateSpec
+from tests.accel.cuda.packer import packed
 
 F32 = NDArray[np.float32]
 #: between and behind what is in use, so that a stray read or write shows
@@ -27,6 +28,8 @@ class Bench:
         self.buffers: dict[Buffer, At] = {}
         self.rows: dict[Buffer, int] = {}
         self.vectors: dict[Vector, int] = {}
+        self.matrices: dict[Matrix, Packed] = {}
+        self.weights = np.full(GAP, -1, np.int32)
         self.ropes: list[RopeTable] = []
         self.columns = np.zeros(4 * MAX_COLUMNS, np.int32)
         self.spec = StateSpec((), recurrent)
@@ -59,6 +62,17 @@ class Bench:
         self.vectors[vector] = self._put("vectors", values)
         return vector
 
+    def matrix(self, name: str, type_name: str, raw: NDArray[np.uint8], cols: int) -> Experts:
+        """Matrices of rows as a file has them, uint8 [experts, rows, row bytes]."""
+        planes = [packed(type_name, rows, cols) for rows in raw]
+        quants, scales = (np.concatenate(parts) for parts in zip(*planes, strict=True))
+        experts, rows = raw.shape[:2]
+        matrix = Experts(name, rows, cols, 0, experts)
+        at, each = len(self.weights), (len(quants) // experts, len(scales) // experts)
+        self.matrices[matrix] = Packed(type_name, rows, cols, at, at + len(quants), experts, *each)
+        self.weights = np.concatenate([self.weights, quants, scales, np.full(GAP, -1, np.int32)])
+        return matrix
+
     def rope(self, cos: F32, sin: F32, pairing: str) -> int:
         """A table of cosines and sines [n_ctx][half]."""
         self.ropes.append(RopeTable(self._put("tables", cos), self._put("tables", sin), cos.shape[1], pairing))
@@ -71,12 +85,15 @@ class Bench:
     def memory(self, hidden: Buffer | None = None, head_in: Buffer | None = None) -> Memory:
         """Where all of it lies."""
         some = next(iter(self.buffers))
+        blocks = max(self.rows[b] * -(-b.width // 32) for b in self.buffers)
+        self.blocks = np.zeros(10 * blocks, np.int32)
+        room = Room(0, 8 * blocks, self._put("scratch", np.zeros(blocks)))
         self.build.begin_head(some)
         plan = self.build.finish("test", 1, 1, some, self.spec)
         for name, value in (("logits", None), ("hidden", hidden), ("head_in", head_in)):
             object.__setattr__(plan, name, value)
         return Memory(
-            plan, 0, 64, {}, self.vectors, self.buffers, tuple(self.ropes), Room(0, 0, 0), 0, None,
+            plan, 0, 64, self.matrices, self.vectors, self.buffers, tuple(self.ropes), room, 0, None,
             self.recurrent_at, self.slot_floats,
         )  # fmt: skip
 
@@ -84,6 +101,7 @@ class Bench:
         """Launch for n columns, on blocks of this shape; afterwards `get` reads the buffers."""
         arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.parts.items() if parts}
         arrays |= {"columns": self.columns, "recurrent": self.recurrent.reshape(-1)}
+        arrays |= {"weights": self.weights, "blocks": self.blocks}
         for one in launches:
             kernel = one.pick(n)
             values = [n if arg == COUNT else arrays[arg] if isinstance(arg, str) else arg for arg in one.args]
