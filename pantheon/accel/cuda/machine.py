@@ -52,6 +52,10 @@ if SIMULATED:
         y = np.uint32(int(b) & 0xFFFFFFFF).reshape(1).view(np.int8).astype(np.int32)
         return int(c) + int(x @ y)
 
+    def exp2(x):  # type: ignore[no-untyped-def]
+        """2^x, within two units of the last place."""
+        return np.float32(np.exp2(np.float32(x)))
+
     def to_int(x):  # type: ignore[no-untyped-def]
         """The nearest int32, even ones among equals."""
         return int(np.rint(x))
@@ -139,6 +143,15 @@ else:
         return types.int32(types.int32, types.int32, types.int32), gen
 
     @intrinsic
+    def exp2(typing_ctx, x):  # type: ignore[no-untyped-def]
+        """2^x, within two units of the last place."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            return asm(b, "ex2.approx.ftz.f32 $0, $1;", "=f,f", _F32, args)
+
+        return types.float32(types.float32), gen
+
+    @intrinsic
     def to_int(typing_ctx, x):  # type: ignore[no-untyped-def]
         """The nearest int32, even ones among equals."""
 
@@ -176,5 +189,6 @@ else:
 
 __all__ = [
     "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
-    "as_word", "cuda", "device_function", "dp4a", "float_to_half", "fma", "half_to_float", "load", "prmt", "to_int",
+    "as_word", "cuda", "device_function", "dp4a", "exp2", "float_to_half", "fma", "half_to_float", "load", "prmt",
+    "to_int",
 ]  # fmt: skip

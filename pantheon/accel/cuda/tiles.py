@@ -72,7 +72,7 @@ if SIMULATED:
 
 else:
     from llvmlite import ir
-    from numba.core import types
+    from numba import types
     from numba.cuda.extending import intrinsic
     from numba.cuda.np.arrayobj import make_array
 
@@ -91,8 +91,8 @@ else:
     def _list(b: Any, kind: Any, value: Any) -> list[Any]:
         return [b.extract_value(value, i) for i in range(kind.count)]
 
-    def _addresses(ctx: Any, b: Any, kind: Any, array: Any, at: Any, step: Any, n: int) -> list[Any]:
-        """The address of each column."""
+    def _addresses(ctx: Any, b: Any, n: int, kind: Any, array: Any, at: Any, step: Any) -> list[Any]:
+        """The address of each of n columns."""
         data = make_array(kind)(ctx, b, array).data
         return [b.ptrtoint(b.gep(data, [b.add(at, b.mul(step, _I64(c)))]), _I64) for c in range(n)]
 
@@ -114,7 +114,7 @@ else:
         """The element of each column."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            places = _addresses(ctx, b, array, *args[1:], like.count)
+            places = _addresses(ctx, b, like.count, array, *args[1:])
             return _tuple(b, [asm_load(b, _KINDS[array.dtype], place)[0] for place in places])
 
         return types.UniTuple(array.dtype, like.count)(like, array, types.int64, types.int64), gen
@@ -128,7 +128,7 @@ else:
             w, sums = _list(b, words, args[1]), []
             if w[0].type != _I32:  # int32 operations give int64 in Numba
                 w = [b.trunc(word, _I32) for word in w]
-            for place in _addresses(ctx, b, array, *args[2:], like.count):
+            for place in _addresses(ctx, b, like.count, array, *args[2:]):
                 x: list[Any] = []
                 for first in range(0, words.count, 4):
                     x += asm_load(b, _I32, b.add(place, _I64(4 * first)), 4)
@@ -171,7 +171,7 @@ else:
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
             totals, w = _list(b, acc, args[0]), _list(b, weights, args[1])
-            for c, place in enumerate(_addresses(ctx, b, array, *args[2:], acc.count)):
+            for c, place in enumerate(_addresses(ctx, b, acc.count, array, *args[2:])):
                 for pair in zip(w, asm_load(b, _F32, place, weights.count), strict=True):
                     totals[c] = b.fma(*pair, totals[c])
             return _tuple(b, totals)
