@@ -110,7 +110,7 @@ def dry_run(app: App, specs: Sequence[ModelSpec], rows: Sequence[Row]) -> int:
             continue
         if not plan.decision.fits:
             code = 1
-        taken = plan.need.total_bytes if plan.decision.fits else 0
+        taken = plan.need.total_bytes if plan.decision.fits and not plan.need.on_die else 0
         state = replace(state, host=replace(state.host, available_bytes=state.host.available_bytes - taken))
     return code
 
