@@ -45,6 +45,7 @@ def plan_spec(registry: Registry, spec: ModelSpec, options: LoadOptions, state: 
     )  # fmt: skip
     if wanted == () or not plan.decision.fits:
         return plan
+    registry.dies.refresh()
     infos = {info.index: info for info in registry.dies.snapshot()}
     try:
         places: Sequence[int] = registry.dies.pick(plan.need.need, wanted)

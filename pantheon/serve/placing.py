@@ -78,6 +78,7 @@ def place(registry: Registry, entry: Entry, spec: ModelSpec, options: LoadOption
     seams.hit("admit")
     seen = options.watch.state if options.watch is not None else None
     decide_load(spec.path, need, seen).check()
+    registry.dies.refresh()
     taken = Taken((), (), ()) if wanted == () else _take(registry, entry, spec.path, need, wanted)
     registry.place(entry, taken.dies, sum(taken.charges))
     seams.hit("bind")

@@ -11,6 +11,7 @@ import pytest
 
 from pantheon.cli import main
 from pantheon.commands.inspect import summarise
+from pantheon.engine.footprint import footprint
 from pantheon.engine.load import load_model
 from tests.cli.terminal import write_script
 from tests.golden_data import DATA, model_path
@@ -139,3 +140,11 @@ def test_a_type_that_nothing_runs_is_named(tensor: bytes, tmp_path: Path, capsys
     file.write_bytes(data[:at] + (26).to_bytes(4, "little") + data[at + 4 :])  # I32
     code, report, err = inspect(capsys, str(file))
     assert code == 1 and report["faults"] and tensor.decode() in err, err
+
+
+def test_the_figures_of_a_cuda_die_need_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(model_path("tiny-llama-k.Q4_K_M"))
+    code, report, err = inspect(capsys, path, "--executor", "cuda", "--ctx", "64")
+    parts = footprint(path, ctx=64, executor="cuda").parts
+    assert code == 0 and err == "" and report["faults"] == []
+    assert {part: report["memory"][f"{part}_bytes"] for part in parts} == parts

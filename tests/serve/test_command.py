@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 
 from pantheon import cli, settings
+from pantheon.engine.admit import size_text
+from pantheon.engine.footprint import footprint
 from pantheon.errors import PantheonError
 from pantheon.serve import command, flags
 from tests.serve.process import START_S, Served, get
@@ -306,6 +309,22 @@ def test_dry_run_fails_when_a_load_would_X09_X31(
     assert cli.main(["serve", "--dry-run", "--model", str(TINY), *words]) == code
     out = capsys.readouterr().out
     assert all(part in out for part in parts), out
+
+
+def test_who_computes_is_a_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PN_VIRTUAL_DIES", "1x64MiB")
+    words = ["serve", "--dry-run", "--model", str(TINY), "--ctx", "64"]
+    assert cli.main([*words, "--executor", "cuda"]) == 1
+    assert "--executor cuda: PN_VIRTUAL_DIES are parts of the CPU" in capsys.readouterr().err
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    sizes = {}
+    for executor in ("auto", "cuda", "cpu"):
+        assert cli.main([*words, "--executor", executor]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"--executor +{executor} +flag", out) and "on       dies 0" in out
+        sizes[executor] = footprint(str(TINY), ctx=64, executor="cpu" if executor == "cpu" else "cuda").die_bytes
+        assert f"needs {size_text(sizes[executor])}, die 0" in out
+    assert sizes["auto"] == sizes["cuda"] != sizes["cpu"]
 
 
 def test_a_server_without_a_model_M148(tmp_path: Path) -> None:
