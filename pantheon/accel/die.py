@@ -139,11 +139,11 @@ def cuda_dies(fault: str = "") -> list[Die]:
         _log.debug("no CUDA dies %s", log.fields(reason=f"{type(error).__name__}: {error}"))
         return []
     if dies and not fault:
-        _count_by_bus()
+        count_by_bus()
     return dies
 
 
-def _count_by_bus() -> None:
+def count_by_bus() -> None:
     """Make CUDA, whose driver has not started yet, count devices as NVML does and not by their speed [M005, M171]."""
     if os.environ.get(ORDER, "PCI_BUS_ID") != "PCI_BUS_ID":
         _log.warning("devices are counted by PCI bus %s", log.fields(instead_of=os.environ[ORDER]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from pantheon import seams, settings
 from pantheon.accel.cuda import faults
-from pantheon.accel.die import cuda_missing
+from pantheon.accel.die import count_by_bus, cuda_missing
 from pantheon.accel.executor import Executor, Progress, RawTensor, Runner
 from pantheon.engine.model import Model
 from pantheon.engine.sampler import NewDraw
@@ -95,8 +95,8 @@ def load_model(
     if str(path).startswith(SCRIPT):
         return load_script(str(path))
     die = pick_executor(executor, threads, dies, cuts)
-    if executor == "cuda" and (missing := cuda_missing()):
-        raise BadRequest(f"executor cuda: {missing}", param="executor")
+    if executor == "cuda":
+        _need_cuda()
     with open_gguf(path) as file:
         plan = plan_of(file)
         tokenizer = tokenizer_of(file, plan)
@@ -121,6 +121,13 @@ def load_model(
         name=name, path=Path(path), architecture=arch, plan=plan, runner=runner,
         tokenizer=tokenizer, template=chat_template, n_ctx=n_ctx, new_draw=_new_draw(executor),
     )  # fmt: skip
+
+
+def _need_cuda() -> None:
+    """Raise BadRequest unless CUDA dies can be used; those that were numbered by NVML are then the ones CUDA means."""
+    if missing := cuda_missing():
+        raise BadRequest(f"executor cuda: {missing}", param="executor")
+    count_by_bus()
 
 
 def on_dies(executor: str, dies: Sequence[int]) -> AbstractContextManager[None]:
