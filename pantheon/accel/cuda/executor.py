@@ -89,7 +89,7 @@ class CudaExecutor:
         """As `predict`, for each die in order."""
         found = {m: carried.run_as(types[m.tensor]) for m in plan.matrices()}
         places = self._places(plan, found, n_ctx, kv_type)
-        return [place.nbytes | {"kv": n_slots * place.slot_bytes} for place in places]
+        return [place.nbytes | {"kv": place.state_bytes(n_slots)} for place in places]
 
     def _places(self, plan: Plan, types: Mapping[Matrix, str], n_ctx: int, kv_type: KVType) -> list[Place]:
         return [place(part, types, n_ctx, kv_type) for part in cut(plan, self.cuts)]

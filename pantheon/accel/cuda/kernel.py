@@ -11,6 +11,9 @@ from numba import cuda
 
 from pantheon.accel.cuda.machine import SIMULATED
 
+if SIMULATED:
+    from pantheon.accel.cuda.simulator import run_alone
+
 #: the simulator runs one launch of this process at a time; guards nothing else
 _one_launch = threading.Lock()
 
@@ -36,12 +39,14 @@ class Kernel:
     def launch(self, grid: tuple[int, int], stream: Any, *args: Any, threads: tuple[int, int] | None = None) -> None:
         """Put a launch on a stream of the current device; compiles on the first call.  Scalars must be NumPy scalars
         of the declared types.  threads: another block shape, for tests in the simulator."""
-        function = self.compiled()
         if SIMULATED:
             with _one_launch:
-                function[grid, threads or self.threads](*args)
+                if (threads or self.threads) == (1, 1):
+                    run_alone(self.body, grid, args)
+                else:
+                    self.compiled()[grid, threads or self.threads](*args)
         else:
-            function[grid, threads or self.threads, stream](*args)
+            self.compiled()[grid, threads or self.threads, stream](*args)
 
     def compiled(self) -> Any:
         """The function that launches it; compiled for the current device at its first call."""

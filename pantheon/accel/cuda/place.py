@@ -12,6 +12,7 @@ from pantheon.accel.cuda.kv import KVLayout, partial_floats
 from pantheon.accel.cuda.layouts import FLOATS, packed_words
 from pantheon.accel.cuda.lowering import MAX_COLUMNS, At, Memory, Packed, Room, RopeTable
 from pantheon.accel.cuda.parts import Part
+from pantheon.accel.cuda.row_layout import row_bytes
 from pantheon.plan.buffers import Buffer, Experts, Matrix
 from pantheon.plan.builder import Plan
 from pantheon.plan.ops import ExpertMatMul, MatMul, Rope
@@ -23,7 +24,7 @@ _ALIGN = 32
 
 @dataclass(frozen=True)
 class Place:
-    """`memory`: where; the rest: elements of the arrays that a runner has, and those of one slot of a state."""
+    """`memory`: where; the rest: elements of the arrays that a runner has."""
 
     memory: Memory
     weights: int
@@ -41,11 +42,12 @@ class Place:
             "tables": 4 * self.tables,
         }
 
-    @property
-    def slot_bytes(self) -> int:
-        """KV rows, recurrent state and logits of one slot."""
-        logits = self.memory.plan.n_vocab if self.memory.plan.head else 0
-        return self.memory.kv.slot_bytes + 4 * (self.memory.slot_floats + logits)
+    def state_bytes(self, n_slots: int) -> int:
+        """KV rows and recurrent state of so many slots; behind the last layer also their logits, and room to sample."""
+        memory = self.memory
+        nbytes = n_slots * (memory.kv.slot_bytes + 4 * memory.slot_floats)
+        n_vocab = memory.plan.n_vocab
+        return nbytes + (4 * n_slots * n_vocab + row_bytes(n_slots, n_vocab) if memory.plan.head else 0)
 
 
 class _Cursor:

@@ -47,6 +47,8 @@ class CudaRunner:
 
     def __init__(self, plan: Plan, stages: Sequence[Stage], *, n_ctx: int, kv_type: KVType) -> None:
         self.plan, self.n_ctx, self.kv_type = plan, n_ctx, kv_type
+        #: ids from here up fill the output matrix and are no tokens
+        self.n_tokens = plan.n_vocab
         self._stages = list(stages)
         self._marks = [stage.device.event() for stage in stages]
         self._flight: _Flight | None = None
@@ -86,7 +88,7 @@ class CudaRunner:
         """The wanted rows, on their die, valid until the next forward of the same state."""
         flight = self._in_flight()
         self._flight = None
-        return flight.state.rows(len(flight.columns.wanted))
+        return flight.state.rows.take(len(flight.columns.wanted))
 
     def _in_flight(self) -> _Flight:
         if self._flight is None:
@@ -112,7 +114,7 @@ class CudaRunner:
                 for b, values in self._stages[i + 1].inbox.items():
                     stage.read_buffer(b, values[: n * stage.place.memory.buffers[b].stride])
             elif m:
-                flight.state.prefetch(m)
+                flight.state.rows.prefetch(m, self.n_tokens)
             stage.device.mark(self._marks[i])
         except BaseException:
             self._flight = None

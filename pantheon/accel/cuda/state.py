@@ -14,7 +14,7 @@ from pantheon.accel.checkpoints import MOST, Checkpoints
 from pantheon.accel.cuda.context import Array
 from pantheon.accel.cuda.graphs import MAX_COLUMNS as GRAPH_COLUMNS
 from pantheon.accel.cuda.graphs import Graphs
-from pantheon.accel.cuda.rows import DeviceRow, prefetch
+from pantheon.accel.cuda.rows import Rows
 from pantheon.accel.cuda.stage import Stage
 from pantheon.accel.executor import Columns
 
@@ -30,6 +30,8 @@ class CudaState:
         self._stages = tuple(stages)
         self.arrays: list[dict[str, Array]] = [_arrays(stage, n_slots) for stage in stages]
         self._graphs = [Graphs(stage.device) for stage in stages]
+        last = stages[-1]
+        self.rows = Rows(last.device, self.arrays[-1]["logits"], n_slots, last.part.plan.n_vocab)
         recurrent = _Recurrent(stages, self.arrays, n_slots)
         self.can_truncate = not recurrent.floats
         self._points = Checkpoints(recurrent)
@@ -51,14 +53,6 @@ class CudaState:
         """Raises ValueError for columns that do not go on where a recurrent state stands."""
         if not self.can_truncate:
             self._points.go_on(columns.slots, columns.positions)
-
-    def rows(self, m: int) -> list[DeviceRow]:
-        """The first m rows of logits."""
-        device, n_vocab = self._stages[-1].device, self._stages[-1].part.plan.n_vocab
-        return [DeviceRow(device, self.arrays[-1]["logits"], i * n_vocab, n_vocab) for i in range(m)]
-
-    def prefetch(self, m: int) -> None:
-        """What most samplers want of the first m rows, on the stream behind the forward."""
 
     def read_logits(self, out: NDArray[np.float32]) -> None:
         """The first rows of logits, float32 [m, n_vocab], to the host: waits."""
@@ -100,7 +94,7 @@ class CudaState:
 
     def nbytes(self) -> int:
         """Bytes on all dies, and on the host for what is remembered."""
-        return self.n_slots * sum(stage.place.slot_bytes for stage in self._stages) + MOST * self._points.nbytes
+        return sum(stage.place.state_bytes(self.n_slots) for stage in self._stages) + MOST * self._points.nbytes
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
