@@ -11,6 +11,7 @@ import pytest
 
 from pantheon import seams
 from pantheon.accel.cpu.executor import CpuExecutor
+from pantheon.accel.cuda import faults
 from pantheon.accel.cuda.executor import CudaExecutor
 from pantheon.accel.cuda.parts import cut
 from pantheon.accel.die import virtual_dies
@@ -23,6 +24,7 @@ from pantheon.mem.mem_state import Level
 from pantheon.mem.memwatch import MemWatch
 from pantheon.sched.shared import SchedConfig
 from pantheon.serve import loading
+from pantheon.serve.context import App
 from pantheon.serve.dry_run import plan_spec
 from pantheon.serve.entry import Entry
 from pantheon.serve.loading import LoadOptions, ModelSpec, load_spec
@@ -31,6 +33,7 @@ from pantheon.serve.registry import Registry
 from tests.fakes import FakeClock
 from tests.golden_data import DATA, model_path
 from tests.mem.fake_host import GIB, FakeHost
+from tests.serve.api_server import serving
 
 pytestmark = pytest.mark.usefixtures("kernels")
 TINY = str(model_path("tiny-llama-k.Q4_K_M"))
@@ -46,6 +49,7 @@ class Device:
         self.closed = 0
         self.at_load: Callable[[], None] = lambda: None
         self.at_state: Callable[[int], None] = lambda n_slots: None
+        self.at_forward: Callable[[], None] = lambda: None
 
 
 class OnDevice:
@@ -58,6 +62,10 @@ class OnDevice:
         if name == "variant":
             raise AttributeError(name)
         return getattr(self._runner, name)
+
+    def forward(self, *args: Any) -> Any:
+        self._device.at_forward()
+        return self._runner.forward(*args)
 
     def new_state(self, n_slots: int, n_ctx: int) -> Any:
         self._device.at_state(n_slots)
@@ -282,3 +290,21 @@ def test_idle_conversations_on_a_die_stay_whatever_the_host_lacks(device: Device
     with pytest.raises(PantheonError):
         keeper.admit(entry, 10, 2)
     assert cache.tokens() == 300
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_a_device_that_fails_in_a_forward_is_503_and_named(users: int, device: Device) -> None:
+    options = LoadOptions(ctx=128, threads=1, batch=SchedConfig(users=users) if users > 1 else None)
+    with serving(App(on_dies(1 << 30), load_options=options)) as api:
+        load_spec(api.app.registry, ModelSpec(TINY, "a"), options)
+
+        def lost() -> None:
+            with faults.named((0,)):
+                raise type("CudaAPIError", (Exception,), {"__module__": "numba.cuda.cudadrv.driver"})("lost")
+
+        device.at_forward = lost
+        answer = api.chat(max_tokens=2)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "device_error")
+        assert "die 0: the device failed" in answer.json()["error"]["message"]
+        device.at_forward = lambda: None
+        assert api.chat(max_tokens=2).status == 200
