@@ -67,7 +67,7 @@ class Device:
                 array[at : at + len(values)].copy_to_device(values, stream=self.stream)
 
     def read_into(self, out: NDArray[Any], array: Array, at: int) -> None:
-        """Put the copying of array[at : at + len(out)] to `out` on the stream; out holds it when the stream got there."""
+        """Put the copying of array[at : at + len(out)] to `out` on the stream; wait before you look."""
         with self.active():
             array[at : at + len(out)].copy_to_host(out, stream=self.stream)
 

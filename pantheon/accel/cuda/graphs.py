@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: some hundred launches of a step, each 20 µs of Python, become one call of the driver.
 
 A step is captured the second time it is run (the first compiles and loads what it needs, which a capture must not) and
-belongs to a state: its launches have that state's addresses in them, so the graphs go when the buffers do.  Source: CUDA
-driver API, "Graph Management" and "Stream Management".
+belongs to a state: its launches have that state's addresses in them, so the graphs go when the buffers do.  Source:
+CUDA driver API, "Graph Management" and "Stream Management".
 """
 
 from __future__ import annotations

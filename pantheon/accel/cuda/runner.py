@@ -168,7 +168,8 @@ class CudaRunner:
         stage, norm = self._stages[-1], self.plan.last_norm
         memory, n = stage.place.memory, len(columns.tokens)
         at, stride = memory.buffers[self.plan.hidden]
-        rows = stage.device.read(stage.arrays["scratch"], at, n * stride).reshape(n, stride)[:, : self.plan.hidden.width]
+        flat = stage.device.read(stage.arrays["scratch"], at, n * stride)
+        rows = flat.reshape(n, stride)[:, : self.plan.hidden.width]
         weight = None
         if norm is not None:
             weight = stage.device.read(stage.arrays["vectors"], memory.vectors[norm.weight], norm.weight.size)

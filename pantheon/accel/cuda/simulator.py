@@ -25,7 +25,7 @@ def run_alone(body: Callable[..., None], grid: tuple[int, int], args: tuple[Any,
                 body(*plain)
 
 
-class _Alone(FakeCUDAModule):  # type: ignore[misc]  # numba has no types
+class _Alone(FakeCUDAModule):
     """What kernels know as `cuda` when a block has one thread."""
 
     threadIdx, blockIdx, laneid = Dim3(0, 0, 0), Dim3(0, 0, 0), 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -25,7 +25,7 @@ class Clock:
 def test_pauses_grow_from_50_to_500_us() -> None:
     found = [round(1e6 * pause) for pause in islice(pauses(500), 10)]
     assert found[0] == 50 and found[-1] == 500
-    assert all(a < b or a == b == 500 for a, b in zip(found, found[1:], strict=False))
+    assert all(a < b or a == b == 500 for a, b in pairwise(found))
 
 
 @pytest.mark.parametrize(("limit", "longest"), [("50", 50), ("120", 120), ("500", 500), ("2000", 2000)])
