@@ -47,14 +47,55 @@ def sigmoid_of_minus(u):  # type: ignore[no-untyped-def]
     return float32(1) / (float32(1) + float32(math.exp(u)))
 
 
-@functools.cache
-def rms_norm(parts: int, lanes: int, warps: int) -> Kernel:
-    """x / sqrt(mean(x²) + eps) * weight of `groups` heads of `size` values, a head for each threadIdx.y.
+@device_function
+def activated(x, silu, gelu):  # type: ignore[no-untyped-def]
+    """silu(x), gelu(x) or, with neither, sigmoid(x)."""
+    if silu:
+        value = x * sigmoid_of_minus(-x)
+    elif gelu:
+        value = x * sigmoid_of_minus(x * (float32(GELU_A) + float32(GELU_B) * x * x))
+    else:
+        value = sigmoid_of_minus(-x)
+    return value
+
+
+@device_function
+def norm_factor(scratch, x, end, size, eps, sums, mine, lane, lanes, parts, sync):  # type: ignore[no-untyped-def]
+    """1 / sqrt(mean of squares + eps) of scratch[x : x + size], which `lanes` threads find together, with sums[mine :
+    mine + parts]; end: size, or 0 for threads without a head.  sync: cuda.syncthreads, which all threads of the block
+    come to.
 
     Partial sum p takes every `parts`-th square from p on, in order; FEW sums of those, and their sum, are in order too:
-    the same numbers for every shape of a block.
+    the same bits for every shape of a block.
     """
+    for p in range(lane, parts, lanes):
+        total = float32(0)
+        for i in range(p, end, parts):
+            v = scratch[x + i]
+            total += v * v
+        sums[mine + p] = total
+    sync()
+    if parts > FEW:
+        for p in range(lane, FEW, lanes):
+            total = float32(0)
+            for j in range(p, parts, FEW):
+                total += sums[mine + j]
+            sums[mine + p] = total
+        sync()
+    if lane == 0:
+        total = float32(0)
+        for p in range(FEW):
+            total += sums[mine + p]
+        sums[mine] = float32(1) / float32(math.sqrt(total / float32(size) + eps))
+    sync()
+    factor = sums[mine]
+    sync()
+    return factor
 
+
+@functools.cache
+def rms_norm(parts: int, lanes: int, warps: int) -> Kernel:
+    """x / sqrt(mean(x²) + eps) * weight of `groups` heads of `size` values, a head for each threadIdx.y."""
     room = warps * parts
 
     def body(  # type: ignore[no-untyped-def]
@@ -67,30 +108,9 @@ def rms_norm(parts: int, lanes: int, warps: int) -> Kernel:
                 group = first + cuda.threadIdx.y
                 x, out = x_at + c * x_stride + group * size, out_at + c * out_stride + group * size
                 end = size if group < groups else 0
-                for p in range(lane, parts, lanes):
-                    total = float32(0)
-                    for i in range(p, end, parts):
-                        v = scratch[x + i]
-                        total += v * v
-                    sums[mine + p] = total
-                cuda.syncthreads()
-                if parts > FEW:
-                    for p in range(lane, FEW, lanes):
-                        total = float32(0)
-                        for j in range(p, parts, FEW):
-                            total += sums[mine + j]
-                        sums[mine + p] = total
-                    cuda.syncthreads()
-                if lane == 0:
-                    total = float32(0)
-                    for p in range(FEW):
-                        total += sums[mine + p]
-                    sums[mine] = float32(1) / float32(math.sqrt(total / float32(size) + eps))
-                cuda.syncthreads()
-                factor = sums[mine]
+                factor = norm_factor(scratch, x, end, size, eps, sums, mine, lane, lanes, parts, cuda.syncthreads)
                 for i in range(lane, end, lanes):
                     scratch[out + i] = scratch[x + i] * factor * load(vectors, weight_at + i)
-                cuda.syncthreads()
 
     types = FLOATS, FLOATS, I64, I64, I64, I64, I64, I32, I32, F32, I32
     return Kernel(f"rms_norm_{parts}", body, types, (lanes, warps))
@@ -131,14 +151,7 @@ def combine(kind: str) -> Kernel:
         for c in range(cuda.blockIdx.y, n, cuda.gridDim.y):
             for i in range(first, width, cuda.gridDim.x * cuda.blockDim.x):
                 x, y = scratch[x_at + c * x_stride + i], scratch[y_at + c * y_stride + i]
-                if add:
-                    value = x + y
-                elif silu:
-                    value = x * sigmoid_of_minus(-x) * y
-                elif gelu:
-                    value = x * sigmoid_of_minus(x * (float32(GELU_A) + float32(GELU_B) * x * x)) * y
-                else:
-                    value = sigmoid_of_minus(-x) * y
+                value = x + y if add else activated(x, silu, gelu) * y
                 scratch[out_at + c * out_stride + i] = value
 
     return Kernel(f"combine_{kind}", body, (FLOATS, I64, I64, I64, I64, I64, I64, I32, I32), (THREADS, 1))

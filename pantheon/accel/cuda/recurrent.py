@@ -32,7 +32,7 @@ from pantheon.accel.cuda.machine import (
     device_function,
     load,
 )  # fmt: skip
-from pantheon.accel.cuda.pointwise import FEW, by_heads, by_values, sigmoid_of_minus
+from pantheon.accel.cuda.pointwise import FEW, by_heads, by_values, norm_factor, sigmoid_of_minus
 from pantheon.plan.ops import Conv, DeltaGates, DeltaRule
 
 #: parts of the key dims whose sums are added in order, on every shape of a block
@@ -129,23 +129,12 @@ def delta_gates(lanes: int, warps: int) -> Kernel:
             for first in range(cuda.blockIdx.x * warps, 2 * key_heads, cuda.gridDim.x * warps):
                 head = first + cuda.threadIdx.y
                 x, end = qkv_at + c * qkv_stride + head * dim, dim if head < 2 * key_heads else 0
-                for p in range(lane, FEW, lanes):
-                    total = float32(0)
-                    for i in range(p, end, FEW):
-                        total += scratch[x + i] * scratch[x + i]
-                    sums[mine + p] = total
-                cuda.syncthreads()
-                if lane == 0:
-                    total = eps
-                    for p in range(FEW):
-                        total += sums[mine + p]
-                    wide = float32(dim) if head < key_heads else float32(1)
-                    sums[mine] = float32(1) / float32(math.sqrt(total * wide))
-                cuda.syncthreads()
-                factor = sums[mine]
+                # with a size of one the mean is the sum
+                factor = norm_factor(scratch, x, end, 1, eps, sums, mine, lane, lanes, FEW, cuda.syncthreads)
+                if head < key_heads:
+                    factor /= float32(math.sqrt(float32(dim)))
                 for i in range(lane, end, lanes):
                     scratch[x + i] *= factor
-                cuda.syncthreads()
             if cuda.blockIdx.x == 0:
                 for h in range(cuda.threadIdx.y * lanes + lane, heads, warps * lanes):
                     beta, decay = beta_at + c * beta_stride + h, decay_at + c * decay_stride + h
