@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pantheon
+from tests.golden_data import model_path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "pantheon").rglob("*.py"))
@@ -20,6 +21,8 @@ SOURCES = sorted((ROOT / "pantheon").rglob("*.py"))
 MODULE_OF = {"nvidia-ml-py": "pynvml"}
 #: modules that come with one of our dependencies
 BROUGHT_ALONG = {"llvmlite": "numba"}
+#: modules that come with the extra `cuda`, and the only folder that may import them
+CUDA_MODULES, CUDA_FOLDER = {"cuda", "numba_cuda"}, ROOT / "pantheon" / "accel" / "cuda"
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -57,7 +60,8 @@ def test_pyproject_names_the_build_backend_and_nothing_else() -> None:
 def test_m228_every_import_is_stdlib_or_a_declared_dependency() -> None:
     declared = {MODULE_OF.get(name, name) for name in requirements(setup_cfg()["options"]["install_requires"])}
     for path in SOURCES:
-        for name in imports_of(path) - sys.stdlib_module_names - {"pantheon"}:
+        extra = CUDA_MODULES if CUDA_FOLDER in path.parents else set()
+        for name in imports_of(path) - sys.stdlib_module_names - {"pantheon"} - extra:
             assert BROUGHT_ALONG.get(name, name) in declared, f"{path.relative_to(ROOT)} imports {name}"
 
 
@@ -74,6 +78,23 @@ def test_m228_importing_the_package_and_its_command_line_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_m228_answering_on_the_cpu_imports_nothing_of_cuda() -> None:
+    """Whether the extra is installed, as it is for these tests, or not, the CPU path is the same."""
+    code = (
+        "import sys; at_start = set(sys.modules);"
+        "import pkgutil, importlib, pantheon.serve, pantheon.cli;"
+        "[importlib.import_module(f'pantheon.serve.{m.name}') for m in pkgutil.iter_modules(pantheon.serve.__path__)];"
+        "code = pantheon.cli.main(sys.argv[1:]);"
+        "more = set(sys.modules) - at_start;"
+        "print(sorted(m for m in more if m.startswith(('cuda', 'numba_cuda', 'numba.cuda'))));"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "generate", str(model_path("tiny-llama.Q4_0")), "x", "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -204,6 +225,24 @@ def test_make_test_installs_the_tools_and_checks_first(sandbox: Sandbox) -> None
         "pytest",
     ]
     assert calls[-1] == "-m pytest tests/text"
+
+
+def test_make_test_sim_and_test_cuda_run_the_same_kernels(sandbox: Sandbox) -> None:
+    """In the simulator where nothing is said, on the device with NUMBA_ENABLE_CUDASIM=0."""
+    sandbox.python.write_text(FAKE_PYTHON.replace("$@", "${NUMBA_ENABLE_CUDASIM-unset} $@", 1))
+    runs = ("test-sim", "unset", "tests/e2e/test_cuda_sim.py"), ("test-cuda", "0", "tests/device")
+    for target, simulated, folder in runs:
+        assert sandbox.make(target, "ARGS=-k attend").returncode == 0
+        call = sandbox.calls()[-1]
+        assert call.startswith(f"{simulated} -m pytest tests/accel/cuda {folder}") and call.endswith("-k attend")
+        assert (ROOT / folder).exists()
+
+
+def test_make_cuda_table_and_bench_cuda_run_their_tools(sandbox: Sandbox) -> None:
+    for target, tool in (("cuda-table", "tools.cuda_table"), ("bench-cuda", "tools.bench_cuda")):
+        assert sandbox.make(target, "ARGS=--check").returncode == 0
+        assert sandbox.calls()[-1] == f"-m {tool} --check"
+        assert (ROOT / f"{tool.replace('.', '/')}.py").is_file()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import platform
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ PAGE = ROOT / "docs" / "reference" / "cuda-kernels.md"
 PACKAGE = "pantheon.accel.cuda"
 #: compute capabilities times ten: the oldest that CUDA 12's last toolkit compiles for, A100, H100
 TARGETS = (70, 80, 90)
+#: of a multiprocessor, on each of them
+REGISTERS = 65536
 HEAD = ("kernel", "threads", "tight", "registers", "shared", "stack", "spilled")
 TITLE = f"""# CUDA kernels
 
@@ -129,17 +132,27 @@ def modules() -> list[str]:
     return [path.stem for path in sorted(folder.glob("*.py")) if re.search(r"^def kernels\(", path.read_text(), re.M)]
 
 
-def digest(module: str) -> str:
-    """Of the code of a kernel module and of what it imports below pantheon/accel; comments do not count."""
-    known = check_layers.read_tree(ROOT / "pantheon")
+def sources(module: str) -> list[Path]:
+    """The files that a kernel module is made of: itself and what it imports below pantheon/accel."""
+    known = _tree()
     found, todo = set(), [f"{PACKAGE}.{module}".removeprefix("pantheon.")]
     while todo:
         name = todo.pop()
         if name not in found:
             found.add(name)
-            targets = {one.target.removeprefix("pantheon.") for one in known[name].imports if not one.typing_only}
-            todo += [target for target in targets if target in known and target.startswith("accel.")]
-    texts = "".join(code_of(known[name].path.read_text()) for name in sorted(found))
+            imported = {one.target.removeprefix("pantheon.") for one in known[name].imports if not one.typing_only}
+            todo += [target for target in imported if target in known and target.startswith("accel.")]
+    return [known[name].path for name in sorted(found)]
+
+
+@functools.cache
+def _tree() -> dict[str, check_layers.Module]:
+    return check_layers.read_tree(ROOT / "pantheon")
+
+
+def digest(module: str) -> str:
+    """Of the code of a module's sources; comments do not count."""
+    texts = "".join(code_of(path.read_text()) for path in sources(module))
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
@@ -222,34 +235,52 @@ def report(text: str) -> Build:
     return Build(registers, number(r"(\d+) bytes smem", "0"), stack, spilled)
 
 
-def compile_one(job: tuple[str, str, int]) -> Build:
-    """(module, kernel, target), from Python to machine code."""
-    module, name, sm = job
+def compile_one(job: tuple[str, str, Sequence[int]]) -> dict[int, Build]:
+    """(module, kernel, targets), from Python to machine code, by target."""
+    module, name, targets = job
+    kernel = kernels_of(module)[name]
     try:
-        return assemble(kernels_of(module)[name].ptx(sm), sm)
+        return {sm: assemble(ptx, sm) for sm, ptx in ptx_of(kernel, targets).items()}
     except Exception as fault:
-        raise RuntimeError(f"{module}: {name} on sm_{sm}: {fault}") from None
+        raise RuntimeError(f"{module}: {name}: {fault}") from None
 
 
-def compile_all(jobs: Sequence[tuple[str, str, int]]) -> Iterator[Build]:
+def ptx_of(kernel: Any, targets: Sequence[int]) -> dict[int, str]:
+    """PTX by target.  Numba's front end, which takes most of the time and knows no target, runs once for all."""
+    if len(targets) == 1:
+        return {sm: kernel.ptx(sm) for sm in targets}
+    from numba.cuda import compiler
+
+    options = dict.fromkeys(("debug", "opt", "abi_info", "launch_bounds")) | dict.fromkeys(
+        ("lineinfo", "device", "fastmath", "forceinline", "lto"), False
+    )
+    capability = divmod(min(targets), 10)
+    library, _ = compiler._compile_pyfunc_with_fixup(kernel.body, kernel.types, cc=capability, abi="numba", **options)
+    return {sm: library.get_asm_strs(cc=divmod(sm, 10))[0] for sm in targets}
+
+
+def compile_all(jobs: Sequence[tuple[str, str, Sequence[int]]]) -> Iterator[dict[int, Build]]:
     """In as many processes as there are cores; in order."""
     with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
-        for done, build in enumerate(pool.imap(compile_one, jobs), 1):
+        for done, builds in enumerate(pool.imap(compile_one, jobs), 1):
             if sys.stderr.isatty():
                 print(f"\r{done} of {len(jobs)} compiled", end="\n" if done == len(jobs) else "", file=sys.stderr)
-            yield build
+            yield builds
 
 
 def make(names: Iterable[str]) -> dict[str, Section]:
     """The sections of these modules, compiled now."""
     kernels = [(module, kernel) for module in names for kernel in kernels_of(module).values()]
-    jobs = [(module, k.name, sm) for module, k in kernels for sm in TARGETS if sm >= k.least_sm]
-    builds = dict(zip(jobs, compile_all(jobs), strict=True)) if jobs else {}
+    jobs = [(module, k.name, targets(k)) for module, k in kernels]
     rows: dict[str, list[Row]] = {module: [] for module in names}
-    for module, k in kernels:
-        mine = {sm: builds[module, k.name, sm] for sm in TARGETS if sm >= k.least_sm}
-        rows[module].append(Row(k.name, " x ".join(map(str, k.threads)), k.tight, mine))
+    for (module, k), builds in zip(kernels, compile_all(jobs) if jobs else (), strict=True):
+        rows[module].append(Row(k.name, " x ".join(map(str, k.threads)), k.tight, builds))
     return {module: Section(digest(module), tuple(found)) for module, found in rows.items()}
+
+
+def targets(kernel: Any) -> list[int]:
+    """Those that have the instructions of a kernel."""
+    return [sm for sm in TARGETS if sm >= kernel.least_sm]
 
 
 # ---- the page against the code
@@ -263,18 +294,22 @@ def write(everything: bool) -> list[str]:
     new.sections = {name: kept[name] for name in names if name in kept and kept[name].digest == digest(name)}
     new.sections |= make([name for name in names if name not in new.sections])
     PAGE.write_text(new.page())
-    return loose(new)
+    return unfit(new)
 
 
-def loose(table: Table) -> list[str]:
-    """Tight kernels that spill or have a stack."""
-    return [
-        f"{module}: {row.name} on sm_{sm}: {build.stack} bytes of stack, {build.spilled} spilled"
-        for module, section in table.sections.items()
-        for row in section.rows
-        for sm, build in row.builds.items()
-        if row.tight and (build.stack or build.spilled)
-    ]
+def unfit(table: Table) -> list[str]:
+    """Tight kernels that spill or have a stack, and any whose block has more than the registers of a multiprocessor."""
+    faults = []
+    built = [(m, row, sm) for m, section in table.sections.items() for row in section.rows for sm in row.builds]
+    for module, row, sm in built:
+        build, where = row.builds[sm], f"{module}: {row.name} on sm_{sm}"
+        if row.tight and (build.stack or build.spilled):
+            faults.append(f"{where}: {build.stack} bytes of stack, {build.spilled} spilled")
+        # registers are handed out by eights
+        needed = math.prod(map(int, row.threads.split(" x "))) * -(-build.registers // 8) * 8
+        if needed > REGISTERS:
+            faults.append(f"{where}: a block needs {needed} registers of {REGISTERS}")
+    return faults
 
 
 def stale(page: str) -> list[str]:
@@ -297,8 +332,7 @@ def differences(module: str, section: Section) -> list[str]:
         ("the page", rows.keys() - kernels.keys()), ("the code", kernels.keys() - rows.keys()),
     ) for name in sorted(names)]  # fmt: skip
     for name in rows.keys() & kernels.keys():
-        targets = [sm for sm in TARGETS if sm >= kernels[name].least_sm]
-        if rows[name].tight != kernels[name].tight or list(rows[name].builds) != targets:
+        if rows[name].tight != kernels[name].tight or list(rows[name].builds) != targets(kernels[name]):
             faults.append(f"{module}: the row of {name} is an old one")
     return faults
 
@@ -307,14 +341,14 @@ def sample(table: Table) -> list[str]:
     """Compile one kernel of each module again, the one with the most registers: with the page's compilers it takes
     what the page says, and with any a tight one spills nothing."""
     picked = {module: max(section.rows, key=_most) for module, section in table.sections.items() if section.rows}
-    jobs = [(module, row.name, _worst(row)) for module, row in picked.items()]
+    jobs = [(module, row.name, [_worst(row)]) for module, row in picked.items()]
     again = Table(compilers())
-    for (module, name, sm), build in zip(jobs, compile_all(jobs), strict=True):
+    for (module, name, (sm,)), builds in zip(jobs, compile_all(jobs), strict=True):
         row = picked[module]
-        again.sections[module] = Section("", (Row(name, row.threads, row.tight, {sm: build}),))
-        if build != row.builds[sm] and again.compilers == table.compilers:
-            return [f"{module}: {name} on sm_{sm} takes {build}, the page says {row.builds[sm]}"]
-    return loose(again)
+        again.sections[module] = Section("", (replace(row, builds=builds),))
+        if builds[sm] != row.builds[sm] and again.compilers == table.compilers:
+            return [f"{module}: {name} on sm_{sm} takes {builds[sm]}, the page says {row.builds[sm]}"]
+    return unfit(again)
 
 
 def _worst(row: Row) -> int:
@@ -334,7 +368,7 @@ def main() -> int:
     args = flags.parse_args()
     if args.check:
         page = PAGE.read_text()
-        faults = stale(page) or loose(read(page)) or sample(read(page))
+        faults = stale(page) or unfit(read(page)) or sample(read(page))
     else:
         faults = write(args.all)
     for fault in faults:
