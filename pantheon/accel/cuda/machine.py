@@ -7,6 +7,8 @@ walk elements.  Kernels must give the same numbers for any shape.  Source: PTX I
 
 from __future__ import annotations
 
+import collections
+import threading
 from typing import Any
 
 import numpy as np
@@ -73,9 +75,37 @@ if SIMULATED:
         """array[at] through the read-only cache; `at` is not negative."""
         return array[at]
 
+    class _Warp:
+        """What the lanes of a warp hand each other."""
+
+        def __init__(self) -> None:
+            self.barrier = threading.Barrier(32, timeout=60)
+            self.words = np.zeros((32, 6), np.int32)
+
+    _warps: dict[int, _Warp] = collections.defaultdict(_Warp)
+
+    def mma(a, b, even, odd):  # type: ignore[no-untyped-def]
+        """A 16 x 8 tile of sums of products of signed bytes, over 32 values (a of 4 words, b of 2) or 16 (2 and 1).
+
+        Lane 4g + t gives quad t of row g, of row g + 8, then quads t + 4 of them, and quads t (and t + 4) of column g;
+        it gets rows g, g + 8 of columns 2t, 2t + 1: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), with `even`
+        added to column 2t and `odd` to 2t + 1.  All lanes of a warp call it together (sm_80).
+        """
+        place: Any = threading.current_thread()
+        warp, lane = _warps[place.threadIdx.y], place.threadIdx.x
+        warp.words[lane, : len(a) + len(b)] = (*a, *b)
+        warp.barrier.wait()
+        first, second, total = lane // 4 * 4, lane % 4 * 8, np.array([[even, odd]] * 2, np.int32)
+        for i in range(len(b)):
+            rows = warp.words[first : first + 4, 2 * i : 2 * i + 2].T.copy().view(np.int8)
+            columns = warp.words[second : second + 8, len(a) + i].reshape(2, 4).copy().view(np.int8)
+            total += rows.astype(np.int32) @ columns.T.astype(np.int32)
+        warp.barrier.wait()
+        return tuple(total.reshape(-1))
+
 else:
     from llvmlite import ir
-    from numba.core import types
+    from numba import types
     from numba.cuda.extending import intrinsic
     from numba.cuda.np.arrayobj import make_array
 
@@ -176,6 +206,34 @@ else:
         return types.int32(types.int32, types.int32, types.int32), gen
 
     @intrinsic
+    def mma(typing_ctx, a, b, even, odd):  # type: ignore[no-untyped-def]
+        """A 16 x 8 tile of sums of products of signed bytes, over 32 values (a of 4 words, b of 2) or 16 (2 and 1).
+
+        Lane 4g + t gives quad t of row g, of row g + 8, then quads t + 4 of them, and quads t (and t + 4) of column g;
+        it gets rows g, g + 8 of columns 2t, 2t + 1: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), with `even`
+        added to column 2t and `odd` to 2t + 1.  All lanes of a warp call it together (sm_80).
+        """
+        n = a.count + b.count
+        parts = [", ".join(f"${i}" for i in range(*ends)) for ends in ((4,), (4, 4 + a.count), (4 + a.count, 4 + n))]
+        ptx = (
+            f"mma.sync.aligned.m16n8k{16 * b.count}.row.col.s32.s8.s8.s32 "
+            f"{{{parts[0]}}}, {{{parts[1]}}}, {{{parts[2]}}}, {{${4 + n}, ${5 + n}, ${4 + n}, ${5 + n}}};"
+        )
+
+        def gen(ctx, builder, sig, args):  # type: ignore[no-untyped-def]
+            words = [builder.extract_value(args[0], i) for i in range(a.count)]
+            words += [builder.extract_value(args[1], i) for i in range(b.count)]
+            words = [builder.trunc(word, _I32) if word.type != _I32 else word for word in words] + [*args[2:]]
+            kind = ir.FunctionType(ir.LiteralStructType([_I32] * 4), [_I32] * len(words))
+            found = builder.asm(kind, ptx, "=r,=r,=r,=r" + ",r" * len(words), words, side_effect=True)
+            made = ir.Constant(ir.ArrayType(_I32, 4), ir.Undefined)
+            for i in range(4):
+                made = builder.insert_value(made, builder.extract_value(found, i), i)
+            return made
+
+        return types.UniTuple(types.int32, 4)(a, b, types.int32, types.int32), gen
+
+    @intrinsic
     def load(typing_ctx, array, at):  # type: ignore[no-untyped-def]
         """array[at] through the read-only cache; `at` is not negative, and nothing in this launch writes there."""
 
@@ -189,6 +247,6 @@ else:
 
 __all__ = [
     "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
-    "as_word", "cuda", "device_function", "dp4a", "exp2", "float_to_half", "fma", "half_to_float", "load", "prmt",
-    "to_int",
+    "as_word", "cuda", "device_function", "dp4a", "exp2", "float_to_half", "fma", "half_to_float", "load", "mma",
+    "prmt", "to_int",
 ]  # fmt: skip

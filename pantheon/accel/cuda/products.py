@@ -2,54 +2,25 @@
 
 Thread (lane, warp) sums row `lane` over segment `warp` of the columns; the segments of a row are added up through
 shared memory, in order.  Quantised weights meet int8 activations (`quantise`), float weights the activations
-themselves.
+themselves.  Many columns of quantised weights are left to `tensor_products` where the die has what they need.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.layouts import BLOCK, FLOATS, KINDS, ROWS, groups, quant_words, scale_words
-from pantheon.accel.cuda.lowering import COUNT, Launch, Memory
-from pantheon.accel.cuda.machine import F32, I32, I64, LANES, WARPS, WORDS, cuda, device_function
+from pantheon.accel.cuda.lowering import COUNT, Launch, Memory, Packed
+from pantheon.accel.cuda.machine import F32, I32, I64, LANES, WARPS, WORDS, cuda
 from pantheon.accel.cuda.machine import FLOATS as FLOAT_ARRAY
-from pantheon.accel.cuda.segments import FLOAT_UNIT, SEGMENTS, float_segment, segment
+from pantheon.accel.cuda.segments import FLOAT_UNIT, SEGMENTS, finish, float_segment, segment
+from pantheon.accel.cuda.tensor_products import WIDTH, tensor_matmul
 from pantheon.accel.cuda.tiles import store
 from pantheon.plan.ops import MatMul
 
 #: columns of a tile; a forward takes the least that holds its columns, or several of the widest
 WIDTHS = (1, 2, 4, 8)
-
-
-@device_function
-def total(partial, at, step):  # type: ignore[no-untyped-def]
-    """The sum of 8 segments, in order, `step` apart."""
-    y = partial[at] + partial[at + step]
-    y = y + partial[at + 2 * step] + partial[at + 3 * step]
-    y = y + partial[at + 4 * step] + partial[at + 5 * step]
-    return y + partial[at + 6 * step] + partial[at + 7 * step]
-
-
-@functools.cache
-def finish(width: int, lanes: int, warps: int) -> Any:
-    """Device function that adds up the segments of a group, and bias and residual, and writes up to `width` columns
-    from `column` on; segment s of row r of column c is partial[(s * width + c) * 32 + r].  bias_at -1: none."""
-
-    @device_function
-    def finish(partial, lane, warp, vectors, bias_at, out, out_at, stride, row, rows, column, n, more):  # type: ignore[no-untyped-def]
-        for c in range(warp, min(width, n - column), warps):
-            for r in range(lane, min(ROWS, rows - row), lanes):
-                y = total(partial, c * ROWS + r, width * ROWS)
-                if bias_at >= 0:
-                    y = y + vectors[bias_at + row + r]
-                to = out_at + (column + c) * stride + row + r
-                if more:
-                    y = out[to] + y
-                out[to] = y
-
-    return finish
 
 
 @functools.cache
@@ -120,6 +91,10 @@ def float_matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WA
     return Kernel(f"matmul {type_name} x{width}", body, types, (lanes, warps), tight=True)
 
 
+#: columns from which tensor cores take over, where they multiply bytes in this way
+MANY, TENSOR_SM = 16, 80
+
+
 def width_for(n: int) -> int:
     """The tile for n columns."""
     return next((width for width in WIDTHS if width >= n), WIDTHS[-1])
@@ -127,28 +102,43 @@ def width_for(n: int) -> int:
 
 def lower_matmul(op: MatMul, memory: Memory) -> list[Launch]:
     """One product; a quantised one reads what `lower_quantise` of its input has left."""
-    w, out = memory.matrices[op.weight], memory.buffers[op.out]
+    w = memory.matrices[op.weight]
     bias_at = memory.vectors[op.bias] if op.bias is not None else -1
+    out = memory.buffers[op.out]
     tail = ("vectors", bias_at, memory.array_of(op.out), out.at + op.out_first, out.stride, w.rows)
-    make = float_matmul if w.type_name in FLOATS else matmul
     if w.type_name in FLOATS:
-        if op.out is op.x:
-            raise ValueError(f"{op.x.name}: a product of floats can not write its own input")
-        x = memory.buffers[op.x]
-        args: tuple[str | int, ...] = ("weights", w.quants_at, memory.array_of(op.x), x.at, x.stride, *tail, w.cols)
-    else:
-        room = memory.room
-        head = ("weights", w.quants_at, w.scales_at, "blocks", room.quads_at, room.sums_at, "scratch", room.scales_at)
-        args = (*head, *tail, w.cols // BLOCK)
+        return [_lower_floats(op, memory, w, tail)]
+    name, room = w.type_name, memory.room
+    head = ("weights", w.quants_at, w.scales_at, "blocks", room.quads_at, room.sums_at, "scratch", room.scales_at)
+
+    def tensor(n: int) -> bool:
+        return n >= MANY and memory.sm >= TENSOR_SM
+
+    def grid(n: int, reach: int) -> tuple[int, int]:
+        return groups(w.rows), -(-n // (WIDTH if tensor(n) else width_for(n)))
+
+    def pick(n: int) -> Kernel:
+        return tensor_matmul(name) if tensor(n) else matmul(name, width_for(n))
+
+    return [Launch(pick, grid, (*head, *tail, w.cols // BLOCK, COUNT, int(op.add)))]
+
+
+def _lower_floats(op: MatMul, memory: Memory, w: Packed, tail: tuple[str | int, ...]) -> Launch:
+    if op.out is op.x:
+        raise ValueError(f"{op.x.name}: a product of floats can not write its own input")
+    x = memory.buffers[op.x]
+    head = ("weights", w.quants_at, memory.array_of(op.x), x.at, x.stride)
 
     def grid(n: int, reach: int) -> tuple[int, int]:
         return groups(w.rows), -(-n // width_for(n))
 
-    return [Launch(lambda n: make(w.type_name, width_for(n)), grid, (*args, COUNT, int(op.add)))]
+    args = (*head, *tail, w.cols, COUNT, int(op.add))
+    return Launch(lambda n: float_matmul(w.type_name, width_for(n)), grid, args)
 
 
 def kernels() -> list[Kernel]:
-    """All kernels of this module."""
-    return [matmul(name, width) for name in KINDS for width in WIDTHS] + [
-        float_matmul(name, width) for name in FLOATS for width in WIDTHS
+    """All kernels of this module and of `tensor_products`."""
+    quantised = [matmul(name, width) for name in KINDS for width in WIDTHS]
+    return quantised + [float_matmul(name, width) for name in FLOATS for width in WIDTHS] + [
+        tensor_matmul(name) for name in KINDS
     ]

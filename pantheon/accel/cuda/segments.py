@@ -271,3 +271,32 @@ def float_segment(type_name: str, width: int) -> Any:
         return acc
 
     return floats
+
+
+@device_function
+def total(partial, at, step):  # type: ignore[no-untyped-def]
+    """The sum of 8 segments, in order, `step` apart."""
+    y = partial[at] + partial[at + step]
+    y = y + partial[at + 2 * step] + partial[at + 3 * step]
+    y = y + partial[at + 4 * step] + partial[at + 5 * step]
+    return y + partial[at + 6 * step] + partial[at + 7 * step]
+
+
+@functools.cache
+def finish(width: int, lanes: int, warps: int) -> Any:
+    """Device function that adds up the segments of a group, and bias and residual, and writes up to `width` columns
+    from `column` on; segment s of row r of column c is partial[(s * width + c) * 32 + r].  bias_at -1: none."""
+
+    @device_function
+    def finish(partial, lane, warp, vectors, bias_at, out, out_at, stride, row, rows, column, n, more):  # type: ignore[no-untyped-def]
+        for c in range(warp, min(width, n - column), warps):
+            for r in range(lane, min(ROWS, rows - row), lanes):
+                y = total(partial, c * ROWS + r, width * ROWS)
+                if bias_at >= 0:
+                    y = y + vectors[bias_at + row + r]
+                to = out_at + (column + c) * stride + row + r
+                if more:
+                    y = out[to] + y
+                out[to] = y
+
+    return finish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from tests.accel.cpu import twins
 from tests.accel.cuda.packer import packed
 
 ALL = sorted(KINDS) + sorted(FLOATS)
-#: columns that every array has room for: two of the widest tiles
-COLUMNS = 16
+#: columns that every array has room for: the widest tile
+COLUMNS = 32
 MARK = np.float32(777)
 
 
@@ -64,6 +65,11 @@ class Die:
             self.plan, 0, 64, {self.matrix: place}, {self.bias: 5}, buffers, (), room, 0, None, (), 0
         )  # fmt: skip
 
+    def clear(self) -> None:
+        """Nothing was written to `out`."""
+        at, stride = self.memory.buffers[self.out]
+        self.arrays["scratch"][at : at + COLUMNS * stride] = MARK
+
     def run(self, launches: list[Launch], n: int, shape: tuple[int, int] | None = None) -> NDArray[np.float32]:
         """[n, width] of `out` after the launches; other columns must be as they were."""
         for one in launches:
@@ -104,7 +110,7 @@ def close(got: NDArray[Any], want: NDArray[Any], tolerance: float = 2e-5) -> Non
 def test_product_of_every_type_matches_the_twin(type_name: str) -> None:
     """A last group in part, more segments than units; the numbers of a column are the same in every tile."""
     rng = np.random.default_rng(1)
-    rows, cols, results = 40, 512, {}
+    rows, cols, results = 40, 256, {}
     raw, w = weights(rng, type_name, rows, cols)
     x = activations(rng, 13, cols)
     seen = twins.int8_blocks(x) if type_name in KINDS else x.astype(np.float64)
@@ -118,11 +124,11 @@ def test_product_of_every_type_matches_the_twin(type_name: str) -> None:
 @pytest.mark.parametrize("type_name", ["F16", "Q4_0", "Q6_K"])
 def test_every_shape_of_a_block_gives_the_same_bits(type_name: str) -> None:
     rng = np.random.default_rng(2)
-    rows, cols, found = 33, 512, []
+    rows, cols, found = 33, 256, []
     raw, _ = weights(rng, type_name, rows, cols)
     x = activations(rng, 3, cols)
     make = products.float_matmul if type_name in FLOATS else products.matmul
-    for lanes, warps in ((1, 1), (4, 2), (32, 8)):
+    for lanes, warps in ((1, 1), (4, 2), (32, 8)):  # the last is a device's
         die = Die(type_name, raw, x, rows)
         op = MatMul(die.matrix, die.x, die.out)
         (one,) = products.lower_matmul(op, die.memory)
@@ -131,6 +137,34 @@ def test_every_shape_of_a_block_gives_the_same_bits(type_name: str) -> None:
         shaped = Launch(lambda n, shape=(lanes, warps): make(type_name, 4, *shape), one.grid, one.args)
         found.append(die.run([shaped], 3))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("type_name", ["IQ4_XS", "Q2_K", "Q5_1", "Q6_K"])
+def test_tensor_cores_give_the_same_bits(type_name: str) -> None:
+    """A warp of the simulator; a last group in part; 19 of the 32 columns of a tile."""
+    rng = np.random.default_rng(8)
+    rows, cols = (20, 256) if KINDS[type_name].sup > 1 else (40, 96)
+    raw, _ = weights(rng, type_name, rows, cols)
+    die = Die(type_name, raw, activations(rng, 19, cols), rows)
+    want = product(die, 19, bias=True)
+    (one,) = products.lower_matmul(MatMul(die.matrix, die.x, die.out, die.bias), die.memory)
+    die.clear()
+    tensor = Launch(lambda n: products.tensor_matmul(type_name, 1), lambda n, reach: (-(-rows // 32), 1), one.args)
+    assert np.array_equal(die.run([tensor], 19), want)
+
+
+def test_tensor_cores_are_for_many_columns_of_quants_on_dies_that_have_them() -> None:
+    rng = np.random.default_rng(9)
+    die = Die("Q4_K", weights(rng, "Q4_K", 40, 256)[0], activations(rng, 1, 256), 40)
+    op = MatMul(die.matrix, die.x, die.out)
+    found = {}
+    for sm in (70, 80, 90):
+        (one,) = products.lower_matmul(op, dataclasses.replace(die.memory, sm=sm))
+        found[sm] = [(one.pick(n).name, one.grid(n, 1)) for n in (1, 2, 3, 8, 15, 16, 33)]
+    few = [("matmul Q4_K x1", (2, 1)), ("matmul Q4_K x2", (2, 1)), ("matmul Q4_K x4", (2, 1))]
+    few += [("matmul Q4_K x8", (2, 1)), ("matmul Q4_K x8", (2, 2))]
+    assert found[70] == [*few, ("matmul Q4_K x8", (2, 2)), ("matmul Q4_K x8", (2, 5))]
+    assert found[80] == found[90] == [*few, ("tensor_matmul Q4_K x32", (2, 1)), ("tensor_matmul Q4_K x32", (2, 2))]
 
 
 @pytest.mark.parametrize("type_name", ["F32", "Q5_1"])
