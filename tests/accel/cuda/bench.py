@@ -97,8 +97,10 @@ class Bench:
             self.recurrent_at, self.slot_floats,
         )  # fmt: skip
 
-    def run(self, launches: list[Launch], n: int, threads: tuple[int, int] = (1, 1), grid: tuple[int, int] = (1, 1)):
-        """Launch for n columns, on blocks of this shape; afterwards `get` reads the buffers."""
+    def run(
+        self, launches: list[Launch], n: int, threads: tuple[int, int] = (1, 1), grid: tuple[int, int] | None = (1, 1)
+    ) -> None:
+        """Launch for n columns, on blocks of this shape; grid None: each launch's own.  Then `get` reads them."""
         arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.parts.items() if parts}
         arrays |= {"columns": self.columns, "recurrent": self.recurrent.reshape(-1)}
         arrays |= {"weights": self.weights, "blocks": self.blocks}
@@ -109,7 +111,7 @@ class Bench:
                 value if isinstance(value, np.ndarray) else np.dtype(str(kind)).type(value)
                 for kind, value in zip(kernel.types, values, strict=True)
             ]
-            kernel.launch(grid, None, *typed, threads=threads)
+            kernel.launch(grid or one.grid(n, 1), None, *typed, threads=threads)
         self.scratch = arrays["scratch"]
 
     def get(self, buffer: Buffer) -> F32:
