@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +110,81 @@ class RunnerState(Protocol):
         ...
 
 
+class Changes(NamedTuple):
+    """New logits of some ids (int64, ascending): logit + bias, / by where that is positive and * by where not, - minus;
+    float32 each."""
+
+    ids: NDArray[np.int64]
+    bias: NDArray[np.float32]
+    by: NDArray[np.float32]
+    minus: NDArray[np.float32]
+
+
+class Reached(NamedTuple):
+    """Where a sum over a row, from its best logit down, gets as far as was wanted: at this logit.
+
+    above_n, above: how many ids lie above it, and the sum of their masses; ties, tie_mass: those of the ids that have
+    it.
+    """
+
+    logit: float
+    above_n: int
+    above: float
+    ties: int
+    tie_mass: float
+
+
+class Row(Protocol):
+    """The logits of one column where they must not be copied to the host.  What a sampler may ask of them.
+
+    A mass is exp((logit - best) / temperature).  Ids that are no tokens, and logits of -inf, are no candidates.  Valid
+    until the next forward of the same state; an edited one until the next one is edited.
+    """
+
+    n_vocab: int
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses at temperature 1."""
+        ...
+
+    def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ids and logits of the k best candidates, highest first, lowest id first among equals; NaN before all."""
+        ...
+
+    def value(self, token: int) -> float:
+        """One logit."""
+        ...
+
+    def mass(self, low: float, temperature: float) -> tuple[int, float]:
+        """How many candidates have a logit from `low` up, and the sum of their masses."""
+        ...
+
+    def reach(self, wanted: float, temperature: float, *, beyond: bool = False) -> Reached:
+        """How far down the masses must be summed for `wanted` of them, or with `beyond` for more than that."""
+        ...
+
+    def reach_count(self, n: int) -> Reached:
+        """How far down the n best candidates go; masses are those at temperature 1."""
+        ...
+
+    def pick(self, target: float, low: float, high: float, temperature: float) -> int:
+        """The first id at which the sum of the masses of those before and with it, in order of id, is above `target`;
+        of those only whose logits lie from low to high.  The last of them if none."""
+        ...
+
+    def edited(self, changes: Changes | None, allowed: NDArray[np.int32] | None) -> Row:
+        """The row with changes, and nothing but the ids whose bits are set in `allowed` (id i is bit i % 32 of word
+        i // 32; what has no word is forbidden)."""
+        ...
+
+
 class Runner(Protocol):
-    """A plan with its weights on a die."""
+    """A plan with its weights on a die.
+
+    One whose logits stay there also has `forward_rows(state, columns) -> Sequence[Row]`, which is `forward` but for
+    that, and `n_tokens`, settable: the ids from there on only fill the output matrix up.
+    """
 
     plan: Plan
     kv_type: KVType

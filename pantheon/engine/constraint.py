@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import import_module
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +180,13 @@ def _tags(thought: tuple[str, str]) -> tuple[bytes, bytes]:
     return thought[0].strip().encode(), thought[1].encode()
 
 
+class _Mask(NamedTuple):
+    """What may come next: a bit for each id as llguidance gives them, in 32-bit words, and [n_vocab] what may not."""
+
+    allowed: NDArray[np.int32]
+    forbidden: NDArray[np.bool_]
+
+
 class GrammarConstraint:
     """One answer under one grammar; a `sampler.Constraint`.  Not thread-safe: one owner.
 
@@ -193,18 +200,20 @@ class GrammarConstraint:
         self._n_vocab = n_vocab
         self._eog_ids = eog_ids
         self._done = bool(matcher.is_stopped())
-        self._next: Future[NDArray[np.bool_]] | None = None
+        self._next: Future[_Mask] | None = None
 
     def mask(self, logits: NDArray[np.float32]) -> None:
         """Set forbidden ids to -inf, in place; EOG tokens stay only where the grammar may end.
 
         Raises PantheonError when the grammar ran into a limit of the matcher.
         """
-        coming, self._next = self._next, None
-        forbidden = self._forbidden() if coming is None else coming.result()
-        self._check()
+        forbidden = self._take().forbidden
         np.putmask(logits[: self._n_vocab], forbidden[: len(logits)], -np.inf)
         logits[self._n_vocab :] = -np.inf
+
+    def allowed(self) -> NDArray[np.int32]:
+        """As `mask`, in bits.  Raises as that does."""
+        return self._take().allowed
 
     def accept(self, token: int) -> None:
         """Move on by one token.  Raises PantheonError for a token that the grammar does not allow."""
@@ -218,18 +227,25 @@ class GrammarConstraint:
         self._check()
         self._done = bool(self._matcher.is_stopped())
         if not self._done:
-            self._next = _masks.submit(self._forbidden)
+            self._next = _masks.submit(self._compute)
 
     @property
     def done(self) -> bool:
         """Only an EOG token could follow."""
         return self._done
 
-    def _forbidden(self) -> NDArray[np.bool_]:
-        """[n_vocab]: what may not come next.  One bit a token comes from llguidance, in 32-bit words."""
+    def _take(self) -> _Mask:
+        """The mask of the next token: computed by now, or here."""
+        coming, self._next = self._next, None
+        mask = self._compute() if coming is None else coming.result()
+        self._check()
+        return mask
+
+    def _compute(self) -> _Mask:
         words = np.zeros((self._n_vocab + 31) // 32, np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        return np.unpackbits((~words).view(np.uint8), count=self._n_vocab, bitorder="little").view(np.bool_)
+        bits = np.unpackbits((~words).view(np.uint8), count=self._n_vocab, bitorder="little")
+        return _Mask(words, bits.view(np.bool_))
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -40,6 +40,10 @@ class LazyConstraint:
         if self._inner is not None:
             self._inner.mask(logits)
 
+    def allowed(self) -> NDArray[np.int32] | None:
+        """As `mask`, in bits."""
+        return None if self._inner is None else self._inner.allowed()
+
     def accept(self, token: int) -> None:
         """Move on by one token."""
         if self._inner is not None:

@@ -42,6 +42,16 @@ class ThoughtBudget:
             logits[:] = -np.inf
             logits[self._forced[0]] = 0.0
 
+    def allowed(self) -> NDArray[np.int32] | None:
+        """As `mask`, in bits."""
+        inner = None if self._inner is None else self._inner.allowed()
+        if not self._forced:
+            return inner
+        word, bit = divmod(self._forced[0], 32)
+        words = np.zeros(word + 1, np.uint32)
+        words[word] = 1 << bit
+        return words.view(np.int32)
+
     def accept(self, token: int) -> None:
         """Move on by one token."""
         if self._inner is not None:

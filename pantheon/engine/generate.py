@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon import seams, settings
-from pantheon.accel.executor import Columns, RunnerState
+from pantheon.accel.executor import Columns, Row, RunnerState
 from pantheon.engine.sampler import Constraint, Sampler, SamplingParams
 from pantheon.errors import BadRequest, Cancelled
 
@@ -92,11 +92,8 @@ def generate(
     step = Columns.of_slot([0], 0, slot=slot)
     out = np.empty((1, model.n_vocab), np.float32)
     own_row = out[0]
-    padded = model.tokenizer.n_vocab < model.n_vocab
     slow_s = settings.get("PN_SLOW_DECODE_MS") / 1000
     for n in range(1, limit + 1):
-        if padded:  # rows that fill the output matrix up beyond the vocabulary are no tokens
-            row[model.tokenizer.n_vocab :] = -np.inf
         token = sampler.choose(row)
         sampler.accept(token)
         is_eog = token in model.tokenizer.eog_ids and not ignore_eog
@@ -112,8 +109,8 @@ def generate(
         if cancelled():
             raise Cancelled("cancelled while decoding")
         step.tokens[0], step.positions[0] = token, len(prompt_ids) + n - 1
-        model.forward(state, step, out)
-        row = own_row
+        rows = model.rows(state, step, out)
+        row = own_row if rows is out else rows[0]
         held.append(token)
 
 
@@ -136,7 +133,7 @@ def _prefill(
     cancelled: Callable[[], bool],
     on_prefill: Callable[[int, int], None] | None,
     chunk: int,
-) -> NDArray[np.float32]:
+) -> NDArray[np.float32] | Row:
     """Run the prompt through the model, but for what is there; the logits of its last token."""
     total = len(prompt_ids)
     chunk = max(1, min(chunk, model.runner.max_columns))
@@ -149,11 +146,11 @@ def _prefill(
             raise Cancelled("cancelled while reading the prompt")
         end = min([first + chunk, total, *(stop for stop in stops if stop > first)])
         part = Columns.of_slot(prompt_ids[first:end], first, slot=slot, wanted="last" if end == total else "none")
-        logits = model.forward(state, part)
+        rows = model.rows(state, part)
         held += prompt_ids[first:end]
         if end in stops:
             state.checkpoint(slot, end)  # type: ignore[attr-defined]
         first = end
         if on_prefill:
             on_prefill(end, total)
-    return logits[0]
+    return rows[0]

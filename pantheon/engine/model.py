@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon import seams, settings
-from pantheon.accel.executor import Columns, Runner, RunnerState
+from pantheon.accel.executor import Columns, Row, Runner, RunnerState
 from pantheon.engine.generate import check_fits, generate
 from pantheon.engine.sampler import NewDraw, SamplingParams
 from pantheon.errors import BadRequest, Unavailable
@@ -65,6 +65,10 @@ class Model:
         self.n_ctx, self.n_vocab = n_ctx, plan.n_vocab
         #: how the samplers of this model draw when they can; None: in NumPy
         self.new_draw = new_draw
+        #: a forward whose rows stay on the die, where the runner has one
+        self._forward_rows = getattr(runner, "forward_rows", None)
+        if self._forward_rows is not None:
+            runner.n_tokens = tokenizer.n_vocab  # type: ignore[attr-defined]
         # the turn: guards the runner, so that one forward is in flight; held for one forward, never while sampling
         self._turn = threading.Lock()
         self._closed = False
@@ -89,22 +93,39 @@ class Model:
         """One forward under the turn: float32 [n_wanted, n_vocab], the caller's own copy; in `out` when given, which
         spares the page faults of fresh memory."""
         with self._turn:
-            if self._closed:
-                raise Unavailable(f"model {self.name} is closed", code="model_closed")
-            seams.hit("forward")
+            self._check_open()
             logits = self.runner.forward(state, columns)
             if out is None:
                 return logits.copy()
             np.copyto(out, logits)
             return out
 
+    def rows(
+        self, state: RunnerState, columns: Columns, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32] | Sequence[Row]:
+        """One forward under the turn: a row to sample from for each wanted column.  As `forward` gives them, with -inf
+        for ids that are no tokens; or where rows stay on the die, those, valid until the state's next forward."""
+        if self._forward_rows is None:
+            logits = self.forward(state, columns, out)
+            if self.tokenizer.n_vocab < self.n_vocab:  # what fills the output matrix up is no token
+                logits[:, self.tokenizer.n_vocab :] = -np.inf
+            return logits
+        with self._turn:
+            self._check_open()
+            rows: Sequence[Row] = self._forward_rows(state, columns)
+            return rows
+
     def hidden(self, state: RunnerState, columns: Columns) -> NDArray[np.float32]:
         """One forward under the turn: float32 [n_wanted, width], the wanted columns behind the last norm."""
         with self._turn:
-            if self._closed:
-                raise Unavailable(f"model {self.name} is closed", code="model_closed")
-            seams.hit("forward")
+            self._check_open()
             return self.runner.hidden(state, columns)
+
+    def _check_open(self) -> None:
+        """Before a forward, with the turn held."""
+        if self._closed:
+            raise Unavailable(f"model {self.name} is closed", code="model_closed")
+        seams.hit("forward")
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; control markers in it stay text unless parse_special."""

@@ -12,6 +12,8 @@ The order is fixed:
 - top_p is measured on what top_k left, before temperature; every filter keeps at least the best token.
 - Log-probabilities are those of the model: log-softmax of the unmodified row, whatever the parameters (OpenAI).
 - NaN or +inf in a row is a fault of the model or a kernel and is refused, never drawn from; -inf is a legal "never".
+
+A row may be an array or an `accel.executor.Row`, which stays on its die: `sampler_rows` makes the same choices there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon import seams
+from pantheon.accel.executor import Row
 from pantheon.engine import sampler_filters as filters
+from pantheon.engine import sampler_rows
 from pantheon.errors import BadRequest, PantheonError
 
 #: What OpenAI answers for a token that the model itself would never produce; JSON has no -Infinity.
@@ -37,6 +41,11 @@ class Constraint(Protocol):
 
     def mask(self, logits: NDArray[np.float32]) -> None:
         """Set every forbidden id of a float32 [n_vocab] row to -inf, in place."""
+        ...
+
+    def allowed(self) -> NDArray[np.int32] | None:
+        """The same as bits, for a row on a die: id i may come if bit i % 32 of word i // 32 is set.  None: every id
+        may; a single one is chosen whatever its logit."""
         ...
 
     def accept(self, token: int) -> None:
@@ -164,6 +173,8 @@ class Sampler:
         self._scratch = np.empty(n_vocab, np.float32) if self._edits else None
         p = params
         self._kernel = new_draw(p.top_k, p.top_p, p.min_p, p.temperature) if new_draw else None
+        #: of a row on a die: what the last token was chosen from, or the only one that could be
+        self._seen: Row | int = -1
 
     def prime(self, prompt_ids: Sequence[int]) -> None:
         """Begin an answer to this prompt: the repeat window starts with it, the output counts are empty."""
@@ -182,17 +193,19 @@ class Sampler:
         if self.constraint is not None:
             self.constraint.accept(token)
 
-    def sample(self, logits: NDArray[np.float32]) -> Sampled:
+    def sample(self, logits: NDArray[np.float32] | Row) -> Sampled:
         """`choose`, with the log-probabilities that the parameters ask for."""
         token = self.choose(logits)
         return Sampled(token, *self.logprobs(logits, token))
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
-        """Choose a token from float32 [n_vocab] logits, which are only read.  Does not accept it.
+    def choose(self, logits: NDArray[np.float32] | Row) -> int:
+        """Choose a token from [n_vocab] logits, which are only read.  Does not accept it.
 
         Raises PantheonError when the row holds NaN or +inf, or when nothing is left to choose from.
         """
         seams.hit("sample")
+        if not isinstance(logits, np.ndarray):
+            return self._choose_there(logits)
         if logits.shape != (self.n_vocab,):
             raise ValueError(f"logits of shape {logits.shape}, expected ({self.n_vocab},)")
         row = self._edited(logits) if self._edits else logits
@@ -228,6 +241,40 @@ class Sampler:
             self.constraint.mask(row)
         return row
 
+    def _choose_there(self, row: Row) -> int:
+        """`choose` for a row that stays on its die."""
+        if row.n_vocab != self.n_vocab:
+            raise ValueError(f"a row of {row.n_vocab} logits, expected {self.n_vocab}")
+        self._seen = self._edited_there(row) if self._edits else row
+        if isinstance(self._seen, int):
+            if self.params.temperature != 0:
+                self._point()  # the next token has the next point, however this one was chosen
+            return self._seen
+        ids, values = self._seen.top(1)
+        _check_best(float(values[0]) if len(values) else -math.inf)
+        if self.params.temperature == 0:
+            return int(ids[0])
+        return sampler_rows.support(self._seen, self.params, self.n_vocab).draw(self._point())
+
+    def _edited_there(self, row: Row) -> Row | int:
+        """The row with bias, penalties and mask applied, or the one token that the mask leaves."""
+        p = self.params
+        window = self._history.last(p.repeat_last_n) if self._repeats else self._history.last(0)
+        bias = self._bias_ids, self._biases
+        changes = sampler_rows.changes(
+            bias, window, p.repeat_penalty, self._counts, p.presence_penalty, p.frequency_penalty
+        )
+        allowed = None
+        if self.constraint is not None:
+            # checked before the mask: it could hide the NaN that tells of a broken forward
+            values = row.top(1)[1]
+            _check_best(float(values[0]) if len(values) else -math.inf)
+            allowed = self.constraint.allowed()
+            if allowed is not None and int(np.bitwise_count(allowed.view(np.uint32)).sum()) == 1:
+                word = int(allowed.nonzero()[0][0])
+                return 32 * word + int(allowed.view(np.uint32)[word]).bit_length() - 1
+        return row if changes is None and allowed is None else row.edited(changes, allowed)
+
     def _draw(self, row: NDArray[np.float32], best: float, point: float) -> int:
         ids, reached = self._candidates(row, best)
         # scaled by the last sum, so that the index stays inside but for rounding
@@ -257,16 +304,31 @@ class Sampler:
             reached = filters.masses(values, best, p.temperature).cumsum()
         return ids, reached
 
-    def logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    def logprobs(
+        self, logits: NDArray[np.float32] | Row, token: int
+    ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """The log-probabilities that the parameters ask for, of a token chosen from these logits and of the best."""
         n = self.params.top_logprobs
         if n is None:
             return None, ()
+        if not isinstance(logits, np.ndarray):
+            return self._logprobs_there(logits, token, n)
         if self.params.post_sampling:
             return self._drawn(logits, token, n)
         norm = filters.log_normaliser(logits)
         top = filters.top_ids(logits, min(n, self.n_vocab)) if n else ()
         return _logprob(logits[token], norm), tuple((int(i), _logprob(logits[i], norm)) for i in top)
+
+    def _logprobs_there(self, row: Row, token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """`logprobs` for a row that stays on its die."""
+        if not self.params.post_sampling:
+            norm = float(row.top(1)[1][0]) + math.log(row.total)
+            best = zip(*row.top(min(n, self.n_vocab)), strict=True) if n else ()
+            return _logprob(row.value(token), norm), tuple((int(i), _logprob(x, norm)) for i, x in best)
+        if isinstance(self._seen, int) or self.params.temperature == 0:
+            return 0.0, ((token, 0.0),) if n else ()
+        own, told = sampler_rows.support(self._seen, self.params, self.n_vocab).told(token, n)
+        return (math.log(own) if own > 0 else LEAST_LOGPROB), tuple((i, math.log(x)) for i, x in told if x > 0)
 
     def _drawn(self, logits: NDArray[np.float32], token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
         """What the token was drawn with; the row as `choose` left it."""

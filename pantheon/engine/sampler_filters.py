@@ -110,13 +110,19 @@ def nucleus_ids(row: Row, best: float, top_p: float, floor: float) -> Ids:
 def _binned_nucleus(row: Row, weights: Row, best: float, wanted: float) -> Ids:
     """The nucleus of a flat row, in no stated order: cut by bins of 0.01 logits, and only the bin that the cut goes
     through is sorted."""
-    bins = np.minimum((np.float32(best) - row) * np.float32(100.0), np.float32(4095.0)).astype(np.int64)
+    bins = bin_of(row, best)
     reached = np.cumsum(np.bincount(bins, weights, 4096))
     edge = min(4095, int(np.searchsorted(reached, wanted, side="left")))
     border = sort_candidates(row, ((bins == edge) & (row > -np.inf)).nonzero()[0])
     missing = wanted - (float(reached[edge - 1]) if edge else 0.0)
     kept = border[: nucleus_size(weights[border].cumsum(dtype=np.float64), missing)]
     return np.concatenate([(bins < edge).nonzero()[0], kept])
+
+
+def bin_of(logits: Row | np.float32, best: float) -> NDArray[np.int64]:
+    """The bin of each logit: 4096 of 0.01 logits from the best one down, the last without an end."""
+    depth = np.minimum((np.float32(best) - logits) * np.float32(100.0), np.float32(4095.0))
+    return depth.astype(np.int64)
 
 
 def min_p_floor(best: float, min_p: float) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.executor import Row
 from pantheon.engine.generate import Token
 from pantheon.engine.prefix_cache import Warm
 from pantheon.engine.sampler import Constraint, Sampler, SamplingParams
@@ -44,8 +45,6 @@ class Run:
         self._sampler.prime(ids)
         self._constraint = constraint
         self._eog = frozenset() if ignore_eog else frozenset(model.tokenizer.eog_ids)
-        # rows that fill the output matrix up beyond the vocabulary are no tokens
-        self._n_tokens = model.tokenizer.n_vocab if model.tokenizer.n_vocab < model.n_vocab else None
         self._logprobs = params.top_logprobs is not None
         #: where it sits, and every token whose rows lie there: the log that the next turn starts from [M130]
         self.warm = Warm(None, -1, 0, ())
@@ -78,10 +77,8 @@ class Run:
         """The last token, behind everything that is there."""
         return Decode(self.warm.slot, self.token, len(self.warm.held))
 
-    def take(self, row: NDArray[np.float32]) -> Token:
-        """Sample the next token from float32 [n_vocab] logits, which may be changed."""
-        if self._n_tokens is not None:
-            row[self._n_tokens :] = -np.inf
+    def take(self, row: NDArray[np.float32] | Row) -> Token:
+        """Sample the next token from a row of the last forward."""
         self.n += 1
         self.token = self._sampler.choose(row)
         self._sampler.accept(self.token)

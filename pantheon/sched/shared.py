@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pantheon import seams
-from pantheon.accel.executor import Columns, RunnerState
+from pantheon.accel.executor import Columns, Row, RunnerState
 from pantheon.engine.generate import PREFILL_CHUNK, Token, checkpoints
 from pantheon.engine.prefix_cache import Marks, PrefixCache, Warm
 from pantheon.errors import Unavailable
@@ -96,13 +96,13 @@ class Shared:
 
     # ---- for the holder of the turn ---------------------------------------------------------------------------------
 
-    def forward(self, columns: Columns) -> NDArray[np.float32]:
-        """float32 [n_wanted, n_vocab], valid until the next forward.  One at a time [M090, M217, M222]."""
+    def forward(self, columns: Columns) -> NDArray[np.float32] | Sequence[Row]:
+        """A row of logits for each wanted column, valid until the next forward.  One at a time [M090, M217, M222]."""
         assert self.turnstile.mine, "a forward without the turn"
         assert self._in_flight == 0, "two forwards of one model at once"
         self._in_flight += 1
         try:
-            return self.model.forward(self.state, columns, self._rows[: len(columns.wanted)])
+            return self.model.rows(self.state, columns, self._rows[: len(columns.wanted)])
         finally:
             self._in_flight -= 1
 
@@ -265,7 +265,7 @@ class Shared:
         condition.wait(seconds)
 
 
-def _taken(run: Run, row: NDArray[np.float32]) -> Token | BaseException:
+def _taken(run: Run, row: NDArray[np.float32] | Row) -> Token | BaseException:
     """The next token of a run, or what its sampler raised."""
     try:
         return run.take(row)
