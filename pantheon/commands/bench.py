@@ -98,10 +98,10 @@ def _roofs(model: Model, results: Sequence[Result]) -> tuple[Memory | None, list
     """Measure memory when there is a decode test and the executor says what it reads."""
     from pantheon.commands import roofline
 
-    step, threads = roofline.step_bytes(model), threads_of(model)
-    if not step or threads is None or all(r.test.kind != "tg" for r in results):
+    step = roofline.step_bytes(model)
+    memory = roofline.measure_memory(model.runner) if step and any(r.test.kind == "tg" for r in results) else None
+    if memory is None:
         return None, [None] * len(results)
-    memory = roofline.measure_memory(threads)
     state, kv_type = model.plan.state, model.runner.kv_type
     return memory, [roofline.roof(result, step, state, kv_type, memory) for result in results]
 
@@ -133,9 +133,10 @@ def roofline(model: Model, memory: Memory) -> str:
     from pantheon.commands.roofline import kv_read_bytes, step_bytes
 
     kv = kv_read_bytes(model.plan.state, model.runner.kv_type, 1)
-    read = f"{memory.bytes_per_s / 1e9:.1f} GB/s" + (f" with {memory.threads} threads" if memory.threads > 1 else "")
+    rate = f"{memory.bytes_per_s / 1e9:.1f} GB/s" + (f" with {memory.threads} threads" if memory.threads > 1 else "")
+    who = "memory reads" if memory.what == "read" else "the die copies"
     return (
-        f"roof: memory reads {read} (best of {len(memory.rates)} over {common.human_bytes(memory.buffer_bytes)}); "
+        f"roof: {who} {rate} (best of {len(memory.rates)} over {common.human_bytes(memory.buffer_bytes)}); "
         f"a step reads {step_bytes(model) / 1e6:.1f} MB of weights and {kv / 1e3:.1f} kB of KV a position."
     )
 

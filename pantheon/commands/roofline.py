@@ -1,4 +1,4 @@
-"""The roof over decoding: bytes that a token moves, against what this machine's memory delivers.
+"""The roof over decoding: bytes that a token moves, against what the memory of this machine or its die delivers.
 
 A decode step reads every weight once, whatever the number of sequences, and each sequence's keys and values up to its
 position.  When nothing else costs time, tokens per second are read bandwidth / bytes per token: that is the roof.
@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from pantheon.engine.model import Model
 
 
+#: bytes that a die copies to find out how fast it does; no cache is nearly as large
+_DIE_BUFFER_BYTES = 1 << 30
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Measured bytes per second of `threads` threads that read a buffer of buffer_bytes, one for each repetition."""
+    """Measured bytes per second, one figure for each repetition: of `threads` threads that read a buffer of
+    buffer_bytes, or of a die that copies half of one to the other half; of a copy, bytes read and written count."""
 
     rates: tuple[float, ...]
     threads: int
     buffer_bytes: int
+    what: str = "read"
 
     @property
     def bytes_per_s(self) -> float:
@@ -33,7 +39,7 @@ class Memory:
     def summary(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "what": "read",
+            "what": self.what,
             "threads": self.threads,
             "buffer_bytes": self.buffer_bytes,
             "runs": self.rates,
@@ -41,8 +47,14 @@ class Memory:
         }
 
 
-def measure_memory(threads: int) -> Memory:
-    """Read a buffer that no cache holds, about half a second."""
+def measure_memory(runner: Any) -> Memory | None:
+    """Read a buffer that no cache holds, or let the die copy one: about half a second.  None for a runner that has
+    neither threads nor a die."""
+    if hasattr(runner, "copy_rates"):
+        return Memory(tuple(runner.copy_rates(_DIE_BUFFER_BYTES)), 1, _DIE_BUFFER_BYTES, "copy")
+    threads: int | None = getattr(runner, "threads", None)
+    if threads is None:
+        return None
     from pantheon.accel.cpu import bandwidth
 
     nbytes = bandwidth.buffer_bytes(bandwidth.last_cache_bytes())

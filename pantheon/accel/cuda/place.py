@@ -42,6 +42,15 @@ class Place:
             "tables": 4 * self.tables,
         }
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of packed weights that a forward of one column reads, logits included: all but tables that are only
+        looked up in, and of experts those that it is routed to."""
+        found, ops = self.memory.matrices, list(self.memory.plan.ops())
+        words = {m: packed.quant_words + packed.scale_words for m, packed in found.items()}
+        routed = sum(words[op.weight] * op.chosen.width for op in ops if isinstance(op, ExpertMatMul))
+        return 4 * (routed + sum(words[m] for m in {op.weight for op in ops if isinstance(op, MatMul)}))
+
     def state_bytes(self, n_slots: int) -> int:
         """KV rows and recurrent state of so many slots; behind the last layer also their logits, and room to sample."""
         memory = self.memory

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pantheon.accel.cuda.bandwidth import copy_rates
 from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.lowering import MAX_COLUMNS
 from pantheon.accel.cuda.machine import SIMULATED
@@ -206,6 +207,14 @@ class CudaRunner:
         """Bytes by part, over all dies."""
         parts = [stage.place.nbytes for stage in self._stages]
         return {name: sum(part[name] for part in parts) for name in ("weights", "scratch", "tables")}
+
+    def step_bytes(self) -> int:
+        """Bytes of packed weights that a forward of one column reads, logits included."""
+        return sum(stage.place.step_bytes for stage in self._stages)
+
+    def copy_rates(self, nbytes: int) -> list[float]:
+        """Bytes per second at which the first die copies within its memory, read and written both counted."""
+        return copy_rates(self._stages[0].device, nbytes)
 
     def close(self) -> None:
         """Give the memory of every die back; idempotent.  States go with their owners."""
