@@ -99,7 +99,7 @@ class Bench:
             return [now() - started]
         seconds = []
         for columns in self._steps():
-            self._model.forward(self._state, columns)
+            self._model.rows(self._state, columns)
             ended = now()
             seconds.append(ended - started)
             started = ended
@@ -113,7 +113,7 @@ class Bench:
         for at in range(first, first + n, self._chunk):
             part = [self._token(slot, p) for p in range(at, min(at + self._chunk, first + n))]
             last = at + self._chunk >= first + n
-            self._model.forward(self._state, Columns.of_slot(part, at, slot=slot, wanted="last" if last else "none"))
+            self._model.rows(self._state, Columns.of_slot(part, at, slot=slot, wanted="last" if last else "none"))
 
     def _steps(self) -> Iterator[Columns]:
         """One column of every sequence, all of them wanted."""
