@@ -48,9 +48,9 @@ class Served:
             self._new.put(line)
         self._new.put(None)
 
-    def wait_line(self, part: str) -> str:
+    def wait_line(self, part: str, seconds: float = START_S) -> str:
         """The first line that holds `part`."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + seconds
         while True:
             line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
             assert line is not None, f"ended without {part!r}: {self.lines}"
