@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from tools import cuda_table
-from tools.cuda_table import Build, Row, Section, Table
+from tools.cuda_compile import TARGETS, Build, report
+from tools.cuda_table import Row, Section, Table
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_ZN6matmul' for 'sm_80'
@@ -46,15 +47,15 @@ def test_every_file_that_makes_kernels_is_in_the_page() -> None:
 
 def test_what_the_assembler_says_is_read() -> None:
     told = REPORT.format(stack=0, stores=0, loads=0, shared=" 1024 bytes smem,")
-    assert cuda_table.report(told) == Build(47, 1024, 0, 0)
+    assert report(told) == Build(47, 1024, 0, 0)
     told = REPORT.format(stack=48, stores=36, loads=12, shared="")
-    assert cuda_table.report(told) == Build(47, 0, 48, 48)
+    assert report(told) == Build(47, 0, 48, 48)
     with pytest.raises(RuntimeError, match="says nothing"):
-        cuda_table.report("ptxas fatal   : Unresolved extern function 'f'")
+        report("ptxas fatal   : Unresolved extern function 'f'")
 
 
 def test_a_page_is_read_as_it_was_written() -> None:
-    plain = Row("add", "256 x 1", False, dict.fromkeys(cuda_table.TARGETS, Build(16, 0, 8, 0)))
+    plain = Row("add", "256 x 1", False, dict.fromkeys(TARGETS, Build(16, 0, 8, 0)))
     table = Table("ptxas 1.2", {"products": Section("abc1", (ONE, plain)), "embed": Section("abc2", ())})
     assert cuda_table.read(table.page()) == table
     assert "| `mma Q8_0` | 32 x 8  | yes   | – / 90 / 88 |" in table.page()

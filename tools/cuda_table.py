@@ -3,8 +3,7 @@
     python -m tools.cuda_table [--all]      compile what changed (or everything) and write the page
     python -m tools.cuda_table --check      is the page current?  compiles one kernel of each module again
 
-Every module of pantheon/accel/cuda with a function `kernels()` is in it.  A kernel becomes PTX by NVVM and machine code
-by ptxas, both from the pip packages that numba-cuda[cu12] brings; `ptxas -v` says what that takes.
+Every module of pantheon/accel/cuda with a function `kernels()` is in it.
 """
 
 from __future__ import annotations
@@ -13,32 +12,20 @@ import argparse
 import ast
 import functools
 import hashlib
-import importlib
-import importlib.util
 import math
-import multiprocessing
-import os
-import platform
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pantheon.commands.bench import markdown
 from tools import check_layers
+from tools.cuda_compile import PACKAGE, TARGETS, Build, Compile, compilers, compilers_at_work, kernels_of, targets
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cuda-kernels.md"
-PACKAGE = "pantheon.accel.cuda"
-#: compute capabilities times ten: the oldest that CUDA 12's last toolkit compiles for, A100, H100
-TARGETS = (70, 80, 90)
-#: of a multiprocessor, on each of them
+#: registers of a multiprocessor, on each target
 REGISTERS = 65536
 HEAD = ("kernel", "threads", "tight", "registers", "shared", "stack", "spilled")
 TITLE = f"""# CUDA kernels
@@ -50,16 +37,6 @@ What the compiler makes of each kernel of `pantheon/accel/cuda/`, without a GPU:
 bytes, shared memory of a block, the others of a thread. Three figures are those of
 {", ".join(f"sm_{sm}" for sm in TARGETS)}; one figure is that of all of them; `–`: the kernel uses instructions that are
 newer. A `tight` kernel reads weights or the KV cache: it may have neither stack nor spills."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """What one kernel takes on one target: registers of a thread, bytes of the rest."""
-
-    registers: int
-    shared: int
-    stack: int
-    spilled: int
 
 
 @dataclass(frozen=True)
@@ -175,124 +152,32 @@ def _is_text(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-# ---- compilers
-
-
-def ptxas() -> str:
-    """Path of the assembler: the pip package's, else the one on the PATH.  Raises RuntimeError without."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(folder).glob("*/bin/ptxas")):
-            return str(path)
-    found = shutil.which("ptxas")
-    if found is None:
-        raise RuntimeError("there is no ptxas here: pip install 'numba-cuda[cu12]'")
-    return found
-
-
-def compilers() -> str:
-    """Every version that the figures depend on."""
-    done = subprocess.run([ptxas(), "--version"], capture_output=True, text=True, check=True)
-    release = re.search(r"V([\d.]+)", done.stdout)
-    packages = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "llvmlite"))
-    return f"ptxas {release[1] if release else '?'}, {packages}, Python {'.'.join(platform.python_version_tuple()[:2])}"
-
-
-@functools.cache
-def kernels_of(module: str) -> dict[str, Any]:
-    """The kernels of a module by name.  Raises ValueError when two have one name."""
-    made = importlib.import_module(f"{PACKAGE}.{module}").kernels()
-    by_name = {kernel.name: kernel for kernel in made}
-    if len(by_name) != len(made):
-        names = [kernel.name for kernel in made]
-        raise ValueError(f"{module}: two kernels are called {next(n for n in names if names.count(n) > 1)!r}")
-    return by_name
-
-
-def assemble(ptx: str, sm: int) -> Build:
-    """Machine code of a kernel for a target, and what it takes.  Raises RuntimeError when ptxas refuses it."""
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        words = [ptxas(), "-v", f"-arch=sm_{sm}", "-o", os.devnull, file.name]
-        done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ptxas, sm_{sm}: {done.stderr.strip() or done.stdout.strip()}")
-    return report(done.stderr + done.stdout)
-
-
-def report(text: str) -> Build:
-    """What `ptxas -v` says of the one kernel of a file."""
-
-    def number(pattern: str, default: str | None = None) -> int:
-        found = re.findall(pattern, text)
-        if not found and default is None:
-            raise RuntimeError(f"ptxas says nothing of {pattern!r}: {text}")
-        return sum(map(int, found or [default or "0"]))
-
-    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    registers, stack = number(r"Used (\d+) registers"), number(r"(\d+) bytes stack")
-    return Build(registers, number(r"(\d+) bytes smem", "0"), stack, spilled)
-
-
-def compile_one(job: tuple[str, str, Sequence[int]]) -> dict[int, Build]:
-    """(module, kernel, targets), from Python to machine code, by target."""
-    module, name, targets = job
-    kernel = kernels_of(module)[name]
-    try:
-        return {sm: assemble(ptx, sm) for sm, ptx in ptx_of(kernel, targets).items()}
-    except Exception as fault:
-        raise RuntimeError(f"{module}: {name}: {fault}") from None
-
-
-def ptx_of(kernel: Any, targets: Sequence[int]) -> dict[int, str]:
-    """PTX by target.  Numba's front end, which takes most of the time and knows no target, runs once for all."""
-    if len(targets) == 1:
-        return {sm: kernel.ptx(sm) for sm in targets}
-    from numba.cuda import compiler
-
-    options = dict.fromkeys(("debug", "opt", "abi_info", "launch_bounds")) | dict.fromkeys(
-        ("lineinfo", "device", "fastmath", "forceinline", "lto"), False
-    )
-    capability = divmod(min(targets), 10)
-    library, _ = compiler._compile_pyfunc_with_fixup(kernel.body, kernel.types, cc=capability, abi="numba", **options)
-    return {sm: library.get_asm_strs(cc=divmod(sm, 10))[0] for sm in targets}
-
-
-def compile_all(jobs: Sequence[tuple[str, str, Sequence[int]]]) -> Iterator[dict[int, Build]]:
-    """In as many processes as there are cores; in order."""
-    with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
-        for done, builds in enumerate(pool.imap(compile_one, jobs), 1):
-            if sys.stderr.isatty():
-                print(f"\r{done} of {len(jobs)} compiled", end="\n" if done == len(jobs) else "", file=sys.stderr)
-            yield builds
-
-
-def make(names: Iterable[str]) -> dict[str, Section]:
-    """The sections of these modules, compiled now."""
-    kernels = [(module, kernel) for module in names for kernel in kernels_of(module).values()]
-    jobs = [(module, k.name, targets(k)) for module, k in kernels]
-    rows: dict[str, list[Row]] = {module: [] for module in names}
-    for (module, k), builds in zip(kernels, compile_all(jobs) if jobs else (), strict=True):
-        rows[module].append(Row(k.name, " x ".join(map(str, k.threads)), k.tight, builds))
-    return {module: Section(digest(module), tuple(found)) for module, found in rows.items()}
-
-
-def targets(kernel: Any) -> list[int]:
-    """Those that have the instructions of a kernel."""
-    return [sm for sm in TARGETS if sm >= kernel.least_sm]
+def make(module: str, compile_jobs: Compile) -> Section:
+    """The section of a module, compiled now."""
+    kernels = kernels_of(module).values()
+    jobs = [(module, kernel.name, targets(kernel)) for kernel in kernels]
+    rows = []
+    for kernel, builds in zip(kernels, compile_jobs(jobs), strict=True):
+        rows.append(Row(kernel.name, " x ".join(map(str, kernel.threads)), kernel.tight, builds))
+        if sys.stderr.isatty():
+            print(f"\r{module}: {len(rows)} of {len(jobs)}", end="\n" * (len(rows) == len(jobs)), file=sys.stderr)
+    return Section(digest(module), tuple(rows))
 
 
 # ---- the page against the code
 
 
 def write(everything: bool) -> list[str]:
-    """Compile what changed, write the page; returns what is wrong with the kernels."""
+    """Compile what changed and write the page, module by module; returns what is wrong with the kernels."""
     old, new = read(PAGE.read_text() if PAGE.exists() else ""), Table(compilers())
     names = modules()
     kept = {} if everything or old.compilers != new.compilers else old.sections
     new.sections = {name: kept[name] for name in names if name in kept and kept[name].digest == digest(name)}
-    new.sections |= make([name for name in names if name not in new.sections])
+    with compilers_at_work() as compile_jobs:
+        for name in names:
+            if name not in new.sections:
+                new.sections[name] = make(name, compile_jobs)
+                PAGE.write_text(new.page())
     PAGE.write_text(new.page())
     return unfit(new)
 
@@ -343,11 +228,12 @@ def sample(table: Table) -> list[str]:
     picked = {module: max(section.rows, key=_most) for module, section in table.sections.items() if section.rows}
     jobs = [(module, row.name, [_worst(row)]) for module, row in picked.items()]
     again = Table(compilers())
-    for (module, name, (sm,)), builds in zip(jobs, compile_all(jobs), strict=True):
-        row = picked[module]
-        again.sections[module] = Section("", (replace(row, builds=builds),))
-        if builds[sm] != row.builds[sm] and again.compilers == table.compilers:
-            return [f"{module}: {name} on sm_{sm} takes {builds[sm]}, the page says {row.builds[sm]}"]
+    with compilers_at_work() as compile_jobs:
+        for (module, name, (sm,)), builds in zip(jobs, compile_jobs(jobs), strict=True):
+            row = picked[module]
+            again.sections[module] = Section("", (replace(row, builds=builds),))
+            if builds[sm] != row.builds[sm] and again.compilers == table.compilers:
+                return [f"{module}: {name} on sm_{sm} takes {builds[sm]}, the page says {row.builds[sm]}"]
     return unfit(again)
 
 
