@@ -1,6 +1,7 @@
 """The launches of a part, in order: which kernel module serves which op.  Imported only where numba-cuda is.
 
-An input that several quantised products read is quantised once, and again after something has written it.
+An input that several quantised products read is quantised once, and again after something has written it; what can be
+done in one launch is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pantheon.accel.cuda import attention, embed, experts, pointwise, products, quantise, recurrent
-from pantheon.accel.cuda.layouts import FLOATS
+from pantheon.accel.cuda.fused import Fused, fuse, quantised_input
 from pantheon.accel.cuda.lowering import Launch, Memory
 from pantheon.plan import ops as o
 from pantheon.plan.buffers import Buffer
@@ -29,23 +30,23 @@ def launches(ops: Sequence[o.Op], memory: Memory) -> list[Launch]:
     """Every launch of these ops."""
     found: list[Launch] = []
     quantised: Buffer | None = None
-    for op in ops:
-        x = _quantised_input(op, memory)
-        if x is not None and x is not quantised:
-            found += quantise.lower_quantise(x, memory)
-            quantised = x
-        found += _LOWER[type(op)](op, memory)
-        if quantised in writes(op):
+    at = 0
+    while at < len(ops):
+        op, fused = ops[at], fuse(ops[at:], memory)
+        if fused is None:
+            x = quantised_input(op, memory)
+            if x is not None and x is not quantised:
+                found += quantise.lower_quantise(x, memory)
+                quantised = x
+            fused = Fused(_LOWER[type(op)](op, memory), 1)
+        found += fused.launches
+        if any(quantised in writes(done) for done in ops[at : at + fused.ops]):
             quantised = None
+        quantised = fused.quantised or quantised
+        at += fused.ops
     return found
 
 
 def head(memory: Memory) -> list[Launch]:
     """The launches of the head, the gathering of the wanted rows first; their COUNT is that of the wanted columns."""
     return [*pointwise.lower_gather(memory), *launches(memory.plan.head, memory)] if memory.plan.head else []
-
-
-def _quantised_input(op: o.Op, memory: Memory) -> Buffer | None:
-    if isinstance(op, o.MatMul | o.ExpertMatMul) and memory.matrices[op.weight].type_name not in FLOATS:
-        return op.x
-    return None
