@@ -50,7 +50,7 @@ test-sim: $(VENV)/.ready-dev ## the CUDA kernels in Numba's simulator; part of m
 	$(PY) -m pytest tests/accel/cuda tests/e2e/test_cuda_sim.py tests/test_cuda_table.py $(ARGS)
 
 test-cuda: $(VENV)/.ready-dev ## the CUDA kernels and models on this machine's GPU
-	NUMBA_ENABLE_CUDASIM=0 $(PY) -m pytest tests/accel/cuda tests/device $(ARGS)
+	NUMBA_ENABLE_CUDASIM=0 $(PY) -m pytest -m "slow or not slow" tests/accel/cuda tests/device $(ARGS)
 
 fuzz: $(VENV)/.ready-dev ## 5,000 nearly right requests, others each time, to every POST route
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m slow tests/serve/test_mutations.py $(ARGS)

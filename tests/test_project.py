@@ -234,7 +234,8 @@ def test_make_test_sim_and_test_cuda_run_the_same_kernels(sandbox: Sandbox) -> N
     for target, simulated, folder in runs:
         assert sandbox.make(target, "ARGS=-k attend").returncode == 0
         call = sandbox.calls()[-1]
-        assert call.startswith(f"{simulated} -m pytest tests/accel/cuda {folder}") and call.endswith("-k attend")
+        assert call.startswith(f"{simulated} -m pytest ") and call.endswith("-k attend")
+        assert f" tests/accel/cuda {folder}" in call
         assert (ROOT / folder).exists()
 
 
