@@ -24,6 +24,7 @@ from pantheon.accel.cuda.machine import (
     as_float,
     cuda,
     device_function,
+    load,
 )  # fmt: skip
 from pantheon.accel.cuda.row_layout import CHUNK, KEEP, KEEP_MORE, MASS_CHUNK
 
@@ -88,7 +89,7 @@ def select(first: bool, chunk: int = CHUNK, keep: int = KEEP, lanes: int = THREA
         for i in range(lane, chunk, lanes):
             key = int64(NO_KEY)
             if begin + i < n:
-                key = key_of(logits[source + begin + i], begin + i) if first else keys[source + begin + i]
+                key = key_of(load(logits, source + begin + i), begin + i) if first else keys[source + begin + i]
                 if key >= below:
                     key = int64(NO_KEY)
             sorted_keys[i] = key
@@ -133,7 +134,7 @@ def masses(chunk: int = MASS_CHUNK, parts: int = PARTS, lanes: int = THREADS) ->
         for p in range(lane, parts, lanes):
             mass, found = float64(0), int32(0)
             for i in range(begin + p, min(begin + chunk, n), parts):
-                x = logits[source + i]
+                x = load(logits, source + i)
                 if x >= low and x <= high:
                     mass += float64(float32(math.exp((x - top) / temperature)))
                     found += int32(1)
@@ -160,7 +161,7 @@ def masked() -> Kernel:
 
     def body(logits, words, edited, at, n, bits_at):  # type: ignore[no-untyped-def]
         for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-            x = logits[at + i]
+            x = load(logits, at + i)
             if bits_at >= 0 and (words[bits_at + (i >> 5)] >> (i & 31)) & 1 == 0:
                 x = float32(NEVER)
             edited[i] = x
@@ -176,7 +177,7 @@ def patched() -> Kernel:
     def body(logits, words, edited, at, n, bits_at):  # type: ignore[no-untyped-def]
         for i in range(cuda.grid(1), n, cuda.gridsize(1)):
             token = int64(words[i])
-            x = logits[at + token] + as_float(words[n + i])
+            x = load(logits, at + token) + as_float(words[n + i])
             by = as_float(words[2 * n + i])
             # never part of a fused multiply-add: the host's sampler rounds the product
             x = x / by if x > float32(0) else product(x, by)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pantheon.accel.cuda import row_kernels as kernels
 from pantheon.accel.cuda import row_layout as layout
 from pantheon.accel.cuda.context import Array, Device
+from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.machine import SIMULATED, THREADS
 from pantheon.accel.cuda.row_layout import KEEP, MASS_CHUNK, PATCHES, PROBES
@@ -46,7 +48,7 @@ class Rows:
         jobs, self._chunks = n_rows + 1, layout.chunks(n_vocab)
         self._n_keys = layout.key_count(n_vocab, CHUNK, KEEP)
         self._keys = device.array(jobs * self._n_keys + layout.key_count(n_vocab, CHUNK, MORE), np.int64)
-        self._best = device.array(jobs * KEEP + MORE, np.int64)
+        self._best = device.array(jobs * KEEP + layout.KEEP_MORE, np.int64)
         n_sums = (jobs + PROBES) * self._chunks
         self._sums, self._counts = device.array(n_sums, np.float64), device.array(n_sums, np.int32)
         self._bounds = device.array(2 * (jobs + PROBES), np.float32)
@@ -57,7 +59,8 @@ class Rows:
         self.sums: NDArray[np.float64] = device.pinned(jobs * self._chunks, np.float64).reshape(jobs, -1)
         self._told_counts = device.pinned(PROBES * self._chunks, np.int32).reshape(PROBES, -1)
         self._told_sums = device.pinned(PROBES * self._chunks, np.float64).reshape(PROBES, -1)
-        device.write(self._bounds, 0, np.tile(np.asarray([LEAST, MOST], np.float32), jobs))
+        everything = np.tile(np.asarray([LEAST, MOST], np.float32), jobs)
+        device.write(self._bounds, 0, everything)
         device.synchronize()
 
     def prefetch(self, m: int, n_tokens: int) -> None:
@@ -68,11 +71,6 @@ class Rows:
     def take(self, m: int) -> list[DeviceRow]:
         """The first m rows, when the stream has got there."""
         return [DeviceRow(self, self.logits, i * self.n_vocab, i) for i in range(m)]
-
-    def survey_edited(self) -> None:
-        """What prefetch does, for the edited row: waits."""
-        self._survey(self.edited, self.edit, 1)
-        self.device.synchronize()
 
     def _survey(self, logits: Array, first: int, m: int) -> None:
         """The best keys and the sums of m rows of an array, as rows from `first` on, and their copies to the host."""
@@ -97,8 +95,18 @@ class Rows:
     def more(self, logits: Array, at: int, below: int) -> Keys:
         """The next best keys of one row: waits."""
         jobs = self.edit + 1
-        self._select(logits, at, 1, below, MORE, jobs * self._n_keys, jobs * KEEP)
-        return self.device.read(self._best, jobs * KEEP, MORE)
+        with self._named():
+            self._select(logits, at, 1, below, MORE, jobs * self._n_keys, jobs * KEEP)
+            return self.device.read(self._best, jobs * KEEP, MORE)
+
+    def read(self, logits: Array, at: int, n: int) -> NDArray[np.float32]:
+        """A few logits: waits."""
+        with self._named():
+            return self.device.read(logits, at, n)
+
+    def _named(self) -> AbstractContextManager[None]:
+        """Around a trip to the die: its faults name it."""
+        return named((self.device.index,))
 
     def _add_up(self, logits: Array, places: tuple[int, ...], jobs: int, temperature: float) -> None:
         """Launch `masses`; places: what that calls at, stride, best_at, best_stride, bounds_at and sums_at."""
@@ -115,32 +123,28 @@ class Rows:
         until the next call: waits."""
         rows, n = self.edit + 1, len(bounds)
         values = np.clip(np.asarray(bounds, np.float32).reshape(-1), LEAST, MOST)
-        self.device.write(self._bounds, 2 * rows, values)
-        sums_at = rows * self._chunks
-        self._add_up(logits, (at, 0, job * KEEP, 0, 2 * rows, sums_at), n, temperature)
-        counts, sums = self._told_counts[:n], self._told_sums[:n]
-        self.device.read_into(counts.reshape(-1), self._counts, sums_at)
-        self.device.read_into(sums.reshape(-1), self._sums, sums_at)
-        self.device.synchronize()
+        counts, sums, sums_at = self._told_counts[:n], self._told_sums[:n], rows * self._chunks
+        with self._named():
+            self.device.write(self._bounds, 2 * rows, values)
+            self._add_up(logits, (at, 0, job * KEEP, 0, 2 * rows, sums_at), n, temperature)
+            self.device.read_into(counts.reshape(-1), self._counts, sums_at)
+            self.device.read_into(sums.reshape(-1), self._sums, sums_at)
+            self.device.synchronize()
         return counts, sums
 
     def change(self, logits: Array, at: int, changes: Changes | None, allowed: NDArray[np.int32] | None) -> None:
-        """Leave a row with changes in `edited`: waits."""
-        bits_at = -1
-        if allowed is not None:
-            bits, bits_at = np.zeros(-(-self.n_tokens // 32), np.int32), 4 * PATCHES
-            bits[: len(allowed)] = allowed[: len(bits)]
-            self.device.write(self._words, bits_at, bits)
-        self._launch_edit(kernels.masked(), logits, at, self.n_tokens, bits_at)
-        if changes is not None:
-            inside = changes.ids < self.n_tokens
-            words = [changes.ids.astype(np.int32), *(part.view(np.int32) for part in changes[1:])]
-            patches = np.stack(words)[:, inside]
-            for first in range(0, patches.shape[1], PATCHES):
-                part = np.ascontiguousarray(patches[:, first : first + PATCHES])
-                self.device.write(self._words, 0, part.reshape(-1))
-                self._launch_edit(kernels.patched(), logits, at, part.shape[1], bits_at)
-        self.survey_edited()
+        """Leave a row with changes in `edited`, surveyed like the rows of a forward: waits."""
+        # what is written stays as it is until the stream has got there
+        bits, bits_at = _bits(allowed, self.n_tokens), -1 if allowed is None else 4 * PATCHES
+        parts = _patches(changes, self.n_tokens)
+        with self._named():
+            self.device.write(self._words, 4 * PATCHES, bits)
+            self._launch_edit(kernels.masked(), logits, at, self.n_tokens, bits_at)
+            for part in parts:
+                self.device.write(self._words, 0, part)
+                self._launch_edit(kernels.patched(), logits, at, len(part) // 4, bits_at)
+            self._survey(self.edited, self.edit, 1)
+            self.device.synchronize()
 
     def _launch_edit(self, kernel: Kernel, logits: Array, at: int, n: int, bits_at: int) -> None:
         grid = (1 if SIMULATED else -(-n // THREADS), 1)
@@ -181,7 +185,7 @@ class DeviceRow:
             return float(values[places[0]])
         if token >= self._rows.n_tokens:
             return -math.inf
-        return float(self._rows.device.read(self._logits, self._at + token, 1)[0])
+        return float(self._rows.read(self._logits, self._at + token, 1)[0])
 
     def mass(self, low: float, temperature: float) -> tuple[int, float]:
         """How many candidates have a logit from `low` up, and their masses."""
@@ -224,7 +228,7 @@ class DeviceRow:
         chunk = min(int(reached.searchsorted(target, side="right")), int(counts[0].nonzero()[0][-1]))
         first = chunk * MASS_CHUNK
         n = min(MASS_CHUNK, self._rows.n_tokens - first)
-        values = self._rows.device.read(self._logits, self._at + first, n)
+        values = self._rows.read(self._logits, self._at + first, n)
         ids = ((values >= max(low, LEAST)) & (values <= high)).nonzero()[0]
         masses = np.exp((values[ids].astype(np.float64) - float(self._found[1][0])) / max(temperature, _COLDEST))
         before = float(reached[chunk - 1]) if chunk else 0.0
@@ -235,6 +239,23 @@ class DeviceRow:
         """The row with changes and without what is not allowed."""
         self._rows.change(self._logits, self._at, changes, allowed)
         return DeviceRow(self._rows, self._rows.edited, 0, self._rows.edit)
+
+
+def _bits(allowed: NDArray[np.int32] | None, n: int) -> NDArray[np.int32]:
+    """A bit for each of n ids; empty where every id may come."""
+    bits = np.zeros(0 if allowed is None else -(-n // 32), np.int32)
+    if allowed is not None:
+        bits[: len(allowed)] = allowed[: len(bits)]
+    return bits
+
+
+def _patches(changes: Changes | None, n: int) -> list[NDArray[np.int32]]:
+    """Changes of ids below n as words, at most PATCHES of them at a time: their ids, biases, by, minus."""
+    if changes is None:
+        return []
+    words = np.stack([changes.ids.astype(np.int32), *(part.view(np.int32) for part in changes[1:])])
+    words = words[:, changes.ids < n]
+    return [words[:, first : first + PATCHES].flatten() for first in range(0, words.shape[1], PATCHES)]
 
 
 def _candidates(keys: Keys) -> Keys:

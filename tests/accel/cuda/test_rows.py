@@ -17,9 +17,10 @@ from pantheon.accel.cuda.context import Device
 from pantheon.accel.cuda.rows import DeviceRow, Rows
 from pantheon.accel.executor import Changes
 from pantheon.engine.sampler import Sampler, SamplingParams
+from pantheon.errors import PantheonError
 from tests.engine.array_row import ArrayRow
 
-N, TOKENS = 701, 690
+N, TOKENS = 401, 390
 
 
 def logits_of(seed: int, n: int = 3, scale: float = 3.0) -> NDArray[np.float32]:
@@ -139,6 +140,21 @@ def test_what_is_no_number_comes_first(value: float) -> None:
     logits[0, 300] = value
     found = on_die(logits)[0].top(1)[1]
     assert math.isnan(found[0]) if math.isnan(value) else found[0] == math.inf
+
+
+def test_a_fault_of_the_device_names_the_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = on_die(logits_of(1, 1))[0]
+
+    def full(*args: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Device, "launch", full)
+    for ask in (lambda: row.top(N), lambda: row.mass(0.0, 1.0), lambda: row.edited(None, None)):
+        with pytest.raises(PantheonError, match="die 0: out of memory"):
+            ask()
+    monkeypatch.setattr(Device, "read", full)
+    with pytest.raises(PantheonError, match="die 0: out of memory"):
+        row.value(int(np.argmin(logits_of(1, 1)[0])))
 
 
 def test_a_row_without_candidates() -> None:
