@@ -18,10 +18,44 @@ from pantheon.engine.load import load_model
 from pantheon.models.architectures import make_plan
 from pantheon.plan.state_spec import KVType
 from tests.golden_data import exact_block, load_golden, model_path
-from tests.models.random_models import Source
-from tests.models.test_random_models import CASES
+from tests.models.random_models import Shapes, Source, decoder, hybrid
+from tests.models.test_random_models import MOE, YARN
 
 N = 6
+
+
+def small(arch: str, **changes: Any) -> tuple[dict[str, Any], Shapes]:
+    """A decoder of odd sizes: the simulator takes some ten microseconds for each word of weights."""
+    return decoder(arch, **{"width": 20, "ff": 12, "dim": 6, "vocab": 24, "layers": 2} | changes)
+
+
+def small_hybrid(arch: str, **changes: Any) -> tuple[dict[str, Any], Shapes]:
+    """The same of qwen35: its fourth layer attends."""
+    sizes = {"width": 20, "ff": 12, "dim": 6, "heads": 2, "vocab": 24, "value_heads": 4, "inner": 6}
+    return hybrid(arch, **sizes | changes)
+
+
+def longrope() -> tuple[dict[str, Any], Shapes]:
+    """phi3 whose context is beyond the original one."""
+    metadata, shapes = small("phi3", rope__scaling__original_context_length=8, rope__dimension_count=4)
+    return metadata, shapes | {f"rope_factors_{which}.weight": (2,) for which in ("short", "long")}
+
+
+CASES = {
+    "llama, one KV head, untied": small("llama", kv=1, heads=3),
+    "llama, yarn": small("llama", **YARN),
+    "mixtral": small("llama", **MOE),
+    "mixtral, fused, all experts": small("llama", expert_count=3, expert_used_count=3, fused=True),
+    "qwen2": small("qwen2", heads=3, kv=3),
+    "qwen3": small("qwen3", dim=8),
+    "qwen3moe": small("qwen3moe", expert_feed_forward_length=12, **MOE),
+    "phi3, longrope": longrope(),
+    "gemma3": small("gemma3", attention__sliding_window=3, attention__sliding_window_pattern=2),
+    "gemma3, capped": small("gemma3", final_logit_softcapping=2.0, rope__scaling__factor=8.0),
+    "qwen35": small_hybrid("qwen35", rope__dimension_count=4),
+    "qwen35, one key head": small_hybrid("qwen35", key_heads=1, value_heads=3),
+    "qwen35moe, fused": small_hybrid("qwen35moe", fused=True),
+}
 
 
 @pytest.mark.parametrize("what", list(CASES))
