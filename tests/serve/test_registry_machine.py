@@ -57,7 +57,7 @@ class Server(RuleBasedStateMachine):
         entry = self.loading.pop(data.draw(st.integers(0, len(self.loading) - 1)))
         asked = None if entry.auto else entry.dies
         try:
-            dies = () if asked == () else self.registry.dies.take(entry.name, self.need(size), asked)
+            dies = () if asked == () else self.registry.dies.take(entry.name, self.need(size), asked).dies
             self.registry.place(entry, dies)
             if fails:
                 raise PantheonError("no")
