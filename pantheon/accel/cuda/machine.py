@@ -75,6 +75,9 @@ if SIMULATED:
         """array[at] through the read-only cache; `at` is not negative."""
         return array[at]
 
+    def prefetch(array, at):  # type: ignore[no-untyped-def]
+        """Ask memory for the line of array[at]."""
+
     class _Warp:
         """What the lanes of a warp hand each other."""
 
@@ -244,9 +247,21 @@ else:
 
         return array.dtype(array, types.int64), gen
 
+    @intrinsic
+    def prefetch(typing_ctx, array, at):  # type: ignore[no-untyped-def]
+        """Ask memory for the line of array[at], into the second cache."""
+
+        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
+            address = b.ptrtoint(b.gep(make_array(sig.args[0])(ctx, b, args[0]).data, [args[1]]), _I64)
+            kind = ir.FunctionType(ir.VoidType(), [_I64])
+            b.asm(kind, "prefetch.global.L2 [$0];", "l", [address], side_effect=True)
+            return ctx.get_dummy_value()
+
+        return types.void(array, types.int64), gen
+
 
 __all__ = [
     "BYTES", "F32", "FLOATS", "HALVES", "I32", "I64", "LANES", "SIMULATED", "THREADS", "WARPS", "WORDS", "as_float",
     "as_word", "cuda", "device_function", "dp4a", "exp2", "float_to_half", "fma", "half_to_float", "load", "mma",
-    "prmt", "to_int",
+    "prefetch", "prmt", "to_int",
 ]  # fmt: skip

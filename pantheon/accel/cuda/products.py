@@ -21,6 +21,8 @@ from pantheon.plan.ops import MatMul
 
 #: columns of a tile; a forward takes the least that holds its columns, or several of the widest
 WIDTHS = (1, 2, 4, 8)
+#: blocks that a multiprocessor shall hold at a time, by width
+RESIDENT = {1: 4, 2: 4, 4: 3, 8: 2}
 
 
 @functools.cache
@@ -56,7 +58,8 @@ def matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -
         end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
 
     types = (WORDS, I64, I64, WORDS, I64, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, I64, I64, *[I32] * 4)
-    return Kernel(f"matmul {type_name} x{width}", body, types, (lanes, warps), tight=True)
+    name = f"matmul {type_name} x{width}"
+    return Kernel(name, body, types, (lanes, warps), tight=True, resident=RESIDENT[width])
 
 
 @functools.cache
@@ -88,7 +91,8 @@ def float_matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WA
         end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
 
     types = (WORDS, I64, FLOAT_ARRAY, I64, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, I64, I64, *[I32] * 4)
-    return Kernel(f"matmul {type_name} x{width}", body, types, (lanes, warps), tight=True)
+    name = f"matmul {type_name} x{width}"
+    return Kernel(name, body, types, (lanes, warps), tight=True, resident=RESIDENT[width])
 
 
 #: columns from which tensor cores take over, where they multiply bytes in this way

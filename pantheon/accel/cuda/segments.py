@@ -26,13 +26,17 @@ from pantheon.accel.cuda.layouts import (
     scale_words,
     sub_words,
 )  # fmt: skip
-from pantheon.accel.cuda.machine import F32, as_float, device_function, half_to_float, load, prmt
+from pantheon.accel.cuda.machine import F32, I32, as_float, device_function, half_to_float, load, prefetch, prmt
 from pantheon.accel.cuda.tiles import add, add_floats, add_scaled, add_shifted, dots, gather, unbiased, zeros
 
 #: parts of a row that are summed on their own
 SEGMENTS = 8
 #: columns of a float type in a unit
 FLOAT_UNIT = 4
+#: blocks, or units of a float type, of a chunk: a warp asks memory for a chunk while it works on the one before
+CHUNK = 8
+#: words of a line of the second cache
+LINE = 32
 
 _TABLE = tuple(int(w) for w in np.array(IQ4_VALUES, np.int8).view(np.int32))
 
@@ -46,13 +50,13 @@ def half(weights, at, r):  # type: ignore[no-untyped-def]
 @device_function
 def unsigned(weights, at, r):  # type: ignore[no-untyped-def]
     """Value r of a vector u8[32], as a float."""
-    return F32((load(weights, at + (r >> 2)) >> ((r & 3) << 3)) & 255)
+    return F32(I32((load(weights, at + (r >> 2)) >> ((r & 3) << 3)) & 255))
 
 
 @device_function
 def signed(weights, at, r):  # type: ignore[no-untyped-def]
     """Value r of a vector i8[32], as a float."""
-    return F32((((load(weights, at + (r >> 2)) >> ((r & 3) << 3)) & 255) ^ 128) - 128)
+    return F32(I32((((load(weights, at + (r >> 2)) >> ((r & 3) << 3)) & 255) ^ 128) - 128))
 
 
 @device_function
@@ -183,6 +187,35 @@ def _make_block(kind: Kind) -> Any:
     return block
 
 
+def _asking(lines: int) -> Any:
+    """Device function (weights, at, last, r) that asks memory for so many lines from `at` on, up to 64, as far as the
+    word `last`; r: the lane of 32 that asks."""
+
+    @device_function
+    def ask(weights, at, last, r):  # type: ignore[no-untyped-def]
+        if r < lines:
+            prefetch(weights, min(at + r * LINE, last))
+        if r + ROWS < lines:
+            prefetch(weights, min(at + (r + ROWS) * LINE, last))
+
+    return ask
+
+
+def fetching(kind: Kind) -> Any:
+    """Device function (weights, quants, scales, unit, end, r) that asks memory for a chunk that begins at a unit, as
+    far as it lies before the unit `end`."""
+    quant, scale, units = kind.sup * quant_words(kind), scale_words(kind), CHUNK // kind.sup
+    ask_quants, ask_scales = _asking(units * quant // LINE), _asking(-(-units * scale // LINE))
+
+    @device_function
+    def fetch(weights, quants, scales, unit, end, r):  # type: ignore[no-untyped-def]
+        if unit < end:
+            ask_quants(weights, quants + unit * quant, quants + end * quant - 1, r)
+            ask_scales(weights, scales + unit * scale, scales + end * scale - 1, r)
+
+    return fetch
+
+
 @functools.cache
 def segment(type_name: str, width: int) -> Any:
     """Device function (weights, quants, scales, r, first, end, blocks, quads, sums, floats, dx, step) -> tile of
@@ -192,23 +225,27 @@ def segment(type_name: str, width: int) -> Any:
     step: blocks of a column.
     """
     kind = KINDS[type_name]
-    none, block, minimums, sup = zeros(width), _make_block(kind), kind.header_min, kind.sup
+    none, block, fetch = zeros(width), _make_block(kind), fetching(kind)
+    minimums, sup, units = kind.header_min, kind.sup, CHUNK // kind.sup
     quant, head, sub, scale = quant_words(kind), header_words(kind), sub_words(kind), scale_words(kind)
 
     @device_function
     def quantised(weights, quants, scales, r, first, end, blocks, quads, sums, floats, dx, step):  # type: ignore[no-untyped-def]
         acc = none
+        fetch(weights, quants, scales, first, end, r)
         for unit in range(first, end):
+            if (unit - first) & (units - 1) == 0:
+                fetch(weights, quants, scales, unit + units, end, r)
+            b = unit * sup
             at = scales + unit * scale
             d = half(weights, at, r)
             m = d
             if minimums:
                 m = half(weights, at + HEADER, r)
             for i in range(sup):
-                b = unit * sup + i
                 acc = block(
-                    acc, weights, quants + b * quant + r, at + head + i * sub, r, d, m,
-                    blocks, quads + 8 * b, sums + 2 * b, floats, dx + b, step,
+                    acc, weights, quants + (b + i) * quant + r, at + head + i * sub, r, d, m,
+                    blocks, quads + 8 * (b + i), sums + 2 * (b + i), floats, dx + b + i, step,
                 )  # fmt: skip
         return acc
 
@@ -259,12 +296,16 @@ def float_segment(type_name: str, width: int) -> Any:
     """Device function (weights, begin, r, first, end, x, at, stride, cols) -> tile of `width` columns: units
     first ... end-1 of row r of a float type; `begin` is the word where the group begins, activations at x[at]."""
     none, words = zeros(width), ROWS * FLOATS[type_name] * FLOAT_UNIT // 4
-    four, one = VALUES[type_name]
+    (four, one), ask = VALUES[type_name], _asking(CHUNK * words // LINE)
 
     @device_function
     def floats(weights, begin, r, first, end, x, at, stride, cols):  # type: ignore[no-untyped-def]
         acc, whole = none, cols // FLOAT_UNIT
+        last = begin + max(min(end, whole) * words - 1, 0)
+        ask(weights, min(begin + first * words, last), last, r)
         for unit in range(first, min(end, whole)):
+            if (unit - first) & (CHUNK - 1) == 0 and unit + CHUNK < end:
+                ask(weights, begin + (unit + CHUNK) * words, last, r)
             acc = add_floats(acc, four(weights, begin + unit * words + r), x, at + FLOAT_UNIT * unit, stride)
         for k in range(FLOAT_UNIT * max(first, whole), min(FLOAT_UNIT * end, cols)):  # a last unit in part
             acc = add_floats(acc, (one(weights, begin + r, k),), x, at + k, stride)

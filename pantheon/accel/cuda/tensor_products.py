@@ -25,7 +25,7 @@ from pantheon.accel.cuda.layouts import (
     sub_words,
 )
 from pantheon.accel.cuda.machine import F32, FLOATS, I32, I64, WARPS, WORDS, cuda, device_function, fma, load, mma
-from pantheon.accel.cuda.segments import SEGMENTS, finish, half, iq4, scaled
+from pantheon.accel.cuda.segments import CHUNK, SEGMENTS, fetching, finish, half, iq4, scaled
 
 #: columns of a tile
 WIDTH = 32
@@ -160,7 +160,8 @@ def _block(kind: Kind) -> Any:
 
 def _segment(kind: Kind) -> Any:
     """Device function: 32 rows times 32 columns over units first ... end-1; arguments as in `segments.segment`."""
-    block, minimums, sup, none = _block(kind), kind.header_min, kind.sup, _NONE
+    block, fetch, none = _block(kind), fetching(kind), _NONE
+    minimums, sup, units = kind.header_min, kind.sup, CHUNK // kind.sup
     quant, head, sub, scale = quant_words(kind), header_words(kind), sub_words(kind), scale_words(kind)
 
     @device_function
@@ -171,7 +172,10 @@ def _segment(kind: Kind) -> Any:
     def segment(weights, quants, scales, g, t, first, end, blocks, quads, sums, floats, dx, step):  # type: ignore[no-untyped-def]
         acc = none
         quads, sums, dx = quads + g * 8 * step + t, sums + t * 4 * step, dx + t * 2 * step
+        fetch(weights, quants, scales, first, end, 4 * g + t)
         for unit in range(first, end):
+            if (unit - first) & (units - 1) == 0:
+                fetch(weights, quants, scales, unit + units, end, 4 * g + t)
             at = scales + unit * scale
             d = rows(weights, at, g)
             m = d
@@ -232,4 +236,6 @@ def tensor_matmul(type_name: str, warps: int = WARPS) -> Kernel:
         end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
 
     types = (WORDS, I64, I64, WORDS, I64, I64, FLOATS, I64, FLOATS, I64, FLOATS, I64, I64, *[I32] * 4)
-    return Kernel(f"tensor_matmul {type_name} x{WIDTH}", body, types, (ROWS, warps), least_sm=80, tight=True)
+    resident = 1 if kind.subs == 2 and kind.sub_mins else 2  # those have 16 scales in registers
+    name = f"tensor_matmul {type_name} x{WIDTH}"
+    return Kernel(name, body, types, (ROWS, warps), least_sm=80, tight=True, resident=resident)
