@@ -14,17 +14,18 @@ import functools
 import math
 from typing import Any
 
-from numba import float32, int32, int64
+from numba import float32, int64
 
 from pantheon.accel.cuda.attention_span import (
     ALIGNMENT,
+    MAXIMUM,
     TOTAL,
     Shape,
     first_seen,
     joined,
     make_begin,
+    make_collect,
     make_maxima,
-    make_put,
     make_scores,
     make_statistics,
     make_take_queries,
@@ -51,53 +52,88 @@ from pantheon.accel.cuda.machine import (
     fma,
     load,
 )
+from pantheon.accel.cuda.query_tiles import again, get, halves, keep, put_apart
+from pantheon.accel.cuda.tiles import zeros
 from pantheon.plan.ops import Attend
 from pantheon.plan.state_spec import KVType
 
 __all__ = ["attend", "kernels", "lower_attend", "lower_store_kv", "merge", "store_kv"]
 
 
-def _make_span(s: Shape, split: bool) -> Any:
-    """A tile of queries over one span; run: (first column, its position, the last one's, heads, queries)."""
-    tile, threads, queries, sums, rows, stats_at = s.tile, s.threads, s.queries, s.sums, s.rows, s.stats_at
-    room_for, sums_at, items, held, per, ahead = s.held * s.sums, s.sums_at, s.items, s.held, s.per, s.ahead
-    begin, scores, maxima, weights = make_begin(s), make_scores(s), make_maxima(s), make_weights(s)
-    statistics, values, put = make_statistics(s, split), make_values(s), make_put(s, split)
+def _make_whole(s: Shape, split: bool) -> Any:
+    """The sums of V of a thread's items, through shared memory to where they belong; a barrier first."""
+    items, words, threads, sums_at = s.items, s.words, s.threads, s.sums_at
+    values, collect = make_values(s), make_collect(s, split)
 
     @device_function
-    def over_span(room, scratch, kv, kv_scales, columns, keys, value_place, run, base, window, to, steps, t):  # type: ignore[no-untyped-def]  # fmt: skip
-        acc, x = cuda.local.array(room_for, float32), cuda.local.array(per, float32)
-        registers = cuda.local.array(tile, float32), cuda.local.array(tile, float32), cuda.local.array(ahead, int32)
-        column, least, most, n_heads, n_queries = run
-        begin(room, columns, column, n_heads, n_queries, base, window, t)
+    def whole(room, scratch, kv, kv_scales, place, sight, to, steps, run, j0, t):  # type: ignore[no-untyped-def]
+        lo, first, end, hi = sight
+        cuda.syncthreads()
+        for i in range(t, items, threads):
+            acc = values(room, kv, kv_scales, place, lo, first, end, hi, j0, i // words, i % words)
+            put_apart(room, sums_at + i, items, acc)
+        cuda.syncthreads()
+        collect(room, scratch, to, steps, run[3], j0, 0, again(t))
+
+    return whole
+
+
+def _make_halved(s: Shape, split: bool) -> Any:
+    """As above, for one item, in two halves."""
+    items, words, sums_at, rows, none = s.items, s.words, s.sums_at, s.rows, zeros(s.sums)
+    values, collect = make_values(s), make_collect(s, split)
+
+    @device_function
+    def halved(room, scratch, kv, kv_scales, place, sight, to, steps, run, j0, t):  # type: ignore[no-untyped-def]
+        lo, first, end, hi = sight
+        acc = none
+        if t < items:
+            acc = values(room, kv, kv_scales, place, lo, first, end, hi, j0, t // words, t % words)
+        front, back = halves(acc)
+        cuda.syncthreads()
+        if t < items:
+            put_apart(room, sums_at + t, items, front)
+        cuda.syncthreads()
+        collect(room, scratch, to, steps, run[3], j0, 0, again(t))
+        cuda.syncthreads()
+        if t < items:
+            put_apart(room, sums_at + t, items, back)
+        cuda.syncthreads()
+        collect(room, scratch, to, steps, run[3], j0, rows, again(t))
+
+    return halved
+
+
+def _make_span(s: Shape, split: bool) -> Any:
+    """A tile of queries over one span; run: (first column, its position, the last one's, queries)."""
+    tile, heads, threads, queries, stats_at = s.tile, s.heads, s.threads, s.queries, s.stats_at
+    begin, scores, maxima, weights = make_begin(s), make_scores(s), make_maxima(s), make_weights(s)
+    statistics, add_values = make_statistics(s, split), (_make_halved if s.halved else _make_whole)(s, split)
+
+    @device_function
+    def over_span(room, scratch, kv, kv_scales, columns, keys, values, run, base, window, to, steps, t):  # type: ignore[no-untyped-def]  # fmt: skip
+        column, least, most, n_queries = run
+        begin(room, columns, column, n_queries, base, window, again(t))
         cuda.syncthreads()
         lo, end = seen(least, base, window)
         first, hi = seen(most, base, window)
         first = min(first, hi)
-        end = max(first, end)
-        scores(room, kv, kv_scales, keys, lo, hi, registers, t)
+        sight = again(lo), again(first), again(max(first, end)), again(hi)
+        scores(room, kv, kv_scales, keys, again(lo), again(hi), again(t))
         cuda.syncthreads()
-        maxima(room, t)
+        maxima(room, again(t))
         cuda.syncthreads()
-        weights(room, t)
+        weights(room, again(t))
         cuda.syncthreads()
-        for j in range(t, n_queries, threads):
-            position = int64(load(columns, 2 * MAX_COLUMNS + column + j // n_heads))
+        for j in range(again(t), n_queries, threads):
+            position = int64(load(columns, 2 * MAX_COLUMNS + column + j // heads))
             statistics(room, j, position, base, window)
             if split and position >= base:
-                at = to + j // n_heads * steps[0] + j % n_heads * steps[1]
-                scratch[at], scratch[at + 1] = room[stats_at + j], room[stats_at + TOTAL * tile + j]
-        for j0 in range(0, tile, queries):
-            if j0 < n_queries:
-                values(room, kv, kv_scales, value_place, lo, first, end, hi, j0, acc, x, t)
-                for row in range(0, sums, rows):
-                    cuda.syncthreads()
-                    for i in range(held):
-                        if t + i * threads < items:
-                            for a in range(rows):
-                                room[sums_at + a * items + t + i * threads] = acc[i * sums + row + a]
-                    cuda.syncthreads()
-                    put(room, scratch, to, steps, n_heads, n_queries, j0, row, t)
+                at = to + j // heads * steps[0] + j % heads * steps[1]
+                keep(scratch, at, get(room, stats_at + MAXIMUM * tile + j))
+                keep(scratch, at + 1, get(room, stats_at + TOTAL * tile + j))
+        for j0 in range(0, n_queries, queries):
+            add_values(room, scratch, kv, kv_scales, values, sight, to, steps, run, j0, again(t))
         cuda.syncthreads()
 
     return over_span
@@ -107,9 +143,9 @@ def _make_span(s: Shape, split: bool) -> Any:
 def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, threads: int = THREADS) -> Kernel:
     """Blocks in x take `tile` queries: heads of a KV head's group, columns that follow each other, those of a slot
     together; blocks in y take spans, all of them unless split."""
-    s = Shape(kv_type, dim, tile, threads)
+    s = Shape(kv_type, dim, group, tile, threads)
     room_for, key_words, key_scales = s.floats, BLOCK * s.words, BLOCK * s.scales
-    heads, parts, width = min(group, tile), -(-group // tile), max(1, tile // group)
+    heads, parts, width = s.heads, -(-group // tile), max(1, tile // group)
     blocks, partial = SPAN // BLOCK, PARTIAL_HEAD + dim
     take_queries, over_span = make_take_queries(s), _make_span(s, split)
 
@@ -128,12 +164,12 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
                     more += 1
                 least = int64(load(columns, 2 * MAX_COLUMNS + column))
                 most = int64(load(columns, 2 * MAX_COLUMNS + column + more - 1))
-                run = column, least, most, n_heads, more * n_heads
+                run = column, least, most, more * n_heads
                 k_at = slot * slot_words + words_at + 2 * kv_head * key_words
                 d_at = slot * slot_scales + scales_at + 2 * kv_head * key_scales
                 if cuda.blockIdx.y * SPAN <= most:
                     q = q_at + column * q_stride + h0 * dim
-                    take_queries(room, scratch, q, q_stride, n_heads, more * n_heads, scale, t)
+                    take_queries(room, scratch, q, q_stride, more * n_heads, scale, again(t))
                 for span in range(cuda.blockIdx.y, most // SPAN + 1, cuda.gridDim.y):
                     if (span + 1) * SPAN > first_seen(least, window):
                         to, steps = out_at + column * out_stride + h0 * dim, (out_stride, int64(dim))
@@ -150,7 +186,7 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
 
     types = (FLOATS, WORDS, HALVES, WORDS, I32, *[I64] * 7, F32, *[I64] * 7)
     name = f"attend {kv_type.value} {dim} x{tile}/{group}" + (" split" if split else "")
-    return Kernel(name, body, types, (threads, 1), tight=True)
+    return Kernel(name, body, types, (threads, 1), tight=True, resident=2)
 
 
 @functools.cache
@@ -219,11 +255,9 @@ def lower_attend(op: Attend, memory: Memory, threads: int = THREADS) -> list[Lau
 
 
 def kernels() -> list[Kernel]:
-    """What the table of registers shows: heads of 64, 128 and 256 dims, alone, four and eight to a KV head."""
-    found = [merge(128)]
-    for kv_type in KVType:
-        found.append(store_kv(kv_type, 128))
-        for dim, group in ((64, 8), (128, 1), (128, 4), (256, 8)):
-            few, many = tiles(dim, group)
-            found += [attend(kv_type, dim, group, few, True), attend(kv_type, dim, group, many, False)]
-    return found
+    """What the table of registers shows: every format with four heads of 128 dims to a KV head, float16 with others."""
+    found, shapes = [merge(128)], [(kv_type, 128, 4) for kv_type in KVType]
+    for kv_type, dim, group in (*shapes, (KVType.F16, 64, 8), (KVType.F16, 128, 1), (KVType.F16, 256, 8)):
+        few, many = tiles(dim, group)
+        found += [store_kv(kv_type, dim), attend(kv_type, dim, group, few, True), attend(kv_type, dim, group, many, False)]
+    return list(dict.fromkeys(found))

@@ -8,7 +8,6 @@ word is read and unpacked once for all of them.  Every sum has an order of its o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +15,16 @@ from numba import float32, int32, int64
 
 from pantheon.accel.cuda.kv import BLOCK, DIMS, PARTIAL_HEAD, SCALED, SPAN, row_scales, row_words
 from pantheon.accel.cuda.lowering import MAX_COLUMNS
-from pantheon.accel.cuda.machine import (
-    SIMULATED,
-    as_float,
-    device_function,
-    exp2,
-    fma,
-    half_to_float,
-    load,
-)
+from pantheon.accel.cuda.machine import SIMULATED, device_function, exp2, fma, half_to_float, load
+from pantheon.accel.cuda.query_tiles import add_outer, add_seen, add_times, add_words, again, get, keep, put
+from pantheon.accel.cuda.tiles import gather, zeros
 from pantheon.plan.state_spec import KVType
 
 #: of shared memory, so that sixteen bytes are read at a time; the simulator has no word for it
 ALIGNMENT = None if SIMULATED else 16
 #: partial maxima and partial sums of a query's weights over a span: position p goes to p % RESIDUES
 RESIDUES = 16
-#: sums of V in a thread's registers, and how many of them go through shared memory at a time
+#: sums of V in a thread's registers, and how many of them may go through shared memory at a time
 SUMS, ROUND = 32, 16
 #: most words of V that threads take side by side, and most parts of a span that are summed apart
 ABREAST, PARTS = 256, 16
@@ -42,10 +35,12 @@ MAXIMUM, TOTAL, OLD, NEW, LAST, FIRST, END, STATS = range(8)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a kernel is made for: a format, heads of `dim`, a tile of queries.  *_at: floats in shared memory."""
+    """What a kernel is made for: a format, heads of `dim`, `group` to a KV head, a tile of queries, a block of threads.
+    *_at: floats in shared memory."""
 
     kv_type: KVType
     dim: int
+    group: int
     tile: int
     threads: int
 
@@ -53,6 +48,11 @@ class Shape:
     def per(self) -> int:
         """Dims of a word."""
         return DIMS[self.kv_type]
+
+    @property
+    def heads(self) -> int:
+        """Heads of a tile."""
+        return min(self.group, self.tile)
 
     @property
     def words(self) -> int:
@@ -95,9 +95,14 @@ class Shape:
         return self.queries * self.per
 
     @property
+    def halved(self) -> bool:
+        """Whether those go through shared memory in two halves."""
+        return self.held == 1 and self.sums > ROUND
+
+    @property
     def rows(self) -> int:
         """Of those, what goes through shared memory at a time."""
-        return min(ROUND, self.sums)
+        return self.sums // 2 if self.halved else self.sums
 
     @property
     def stride(self) -> int:
@@ -126,35 +131,6 @@ class Shape:
 
 
 @device_function
-def of_32(word, e):  # type: ignore[no-untyped-def]
-    """The float32 of a word."""
-    return as_float(word)
-
-
-@device_function
-def of_16(word, e):  # type: ignore[no-untyped-def]
-    """Float16 e of a word."""
-    return half_to_float(word >> (16 * e))
-
-
-@device_function
-def of_8(word, e):  # type: ignore[no-untyped-def]
-    """Byte e of a word, less 128: as the last bits of 2^23 it is a float without a conversion."""
-    return as_float((word >> (8 * e)) & 255 | 0x4B000000) - float32(8388608 + 128)
-
-
-@device_function
-def of_4(word, e):  # type: ignore[no-untyped-def]
-    """Four bits e of a word, less 8."""
-    return as_float((word >> (4 * e)) & 15 | 0x4B000000) - float32(8388608 + 8)
-
-
-_VALUE: dict[KVType, Callable[..., Any]] = {
-    KVType.F32: of_32, KVType.F16: of_16, KVType.Q8_0: of_8, KVType.Q4_0: of_4
-}  # fmt: skip
-
-
-@device_function
 def next_of(first, residue, modulus):  # type: ignore[no-untyped-def]
     """The least p >= first with p % modulus == residue."""
     p = first - first % modulus + residue
@@ -162,39 +138,31 @@ def next_of(first, residue, modulus):  # type: ignore[no-untyped-def]
 
 
 def make_scores(s: Shape) -> Any:
-    """Scores of all queries of the tile over positions lo … hi-1 of a span."""
+    """Scores of all queries of the tile over positions lo … hi-1 of a span; place: where its K and its scales begin,
+    and how far it is to the next block of memory."""
     tile, per, words, stride, scores_at, threads = s.tile, s.per, s.words, s.stride, s.scores_at, s.threads
-    scaled, blocks = s.scales > 0, max(1, s.scales)
-    block = SCALED // per if scaled else words
-    ahead, value = s.ahead, _VALUE[s.kv_type]
+    scaled, blocks, block, ahead = s.scales > 0, s.scales, SCALED // s.per, s.ahead
+    none, dims, several = zeros(tile), zeros(per), zeros(ahead)
 
     @device_function
-    def scores(room, kv, kv_scales, place, lo, hi, registers, t):  # type: ignore[no-untyped-def]
+    def scores(room, kv, kv_scales, place, lo, hi, t):  # type: ignore[no-untyped-def]
         k_at, scales_at, block_words, block_scales = place
-        total, sums, loaded = registers
         for p in range(lo + t, hi, threads):
             at = k_at + p // BLOCK * block_words + p % BLOCK
-            for j in range(tile):
-                total[j] = float32(0)
-            for b in range(blocks):
-                for j in range(tile):
-                    sums[j] = float32(0)
-                for w in range(b * block, min(words, (b + 1) * block), ahead):
-                    for i in range(ahead):
-                        loaded[i] = load(kv, at + (w + i) * BLOCK)
-                    for i in range(ahead):
-                        for e in range(per):
-                            x = value(loaded[i], e)
-                            for j in range(tile):
-                                sums[j] = fma(room[((w + i) * per + e) * tile + j], x, sums[j])
-                scale = float32(1)
-                if scaled:
+            total = none
+            if scaled:
+                for b in range(blocks):
+                    sums = none
+                    for w in range(b * block, min(words, (b + 1) * block), ahead):
+                        loaded = gather(several, kv, at + w * BLOCK, BLOCK)
+                        sums = add_words(sums, loaded, dims, room, w * per * tile)
                     half = load(kv_scales, scales_at + p // BLOCK * block_scales + b * BLOCK + p % BLOCK)
-                    scale = half_to_float(int32(half))
-                for j in range(tile):
-                    total[j] = fma(sums[j], scale, total[j])
-            for j in range(tile):
-                room[scores_at + p * stride + j] = total[j]
+                    total = add_times(total, sums, half_to_float(int32(half)))
+            else:
+                for w in range(0, words, ahead):
+                    loaded = gather(several, kv, at + w * BLOCK, BLOCK)
+                    total = add_words(total, loaded, dims, room, w * per * tile)
+            put(room, scores_at + p * stride, total)
 
     return scores
 
@@ -209,10 +177,10 @@ def make_maxima(s: Shape) -> Any:
     def maxima(room, t):  # type: ignore[no-untyped-def]
         for i in range(t, tile * RESIDUES, threads):
             j, top = i % tile, float32(-math.inf)
-            first, end = int(room[stats_at + FIRST * tile + j]), int(room[stats_at + END * tile + j])
+            first, end = int(get(room, stats_at + FIRST * tile + j)), int(get(room, stats_at + END * tile + j))
             for p in range(next_of(first, i // tile, RESIDUES), end, RESIDUES):
-                top = max(top, room[scores_at + p * stride + j])
-            room[sums_at + i] = top
+                top = max(top, get(room, scores_at + p * stride + j))
+            keep(room, sums_at + i, top)
 
     return maxima
 
@@ -227,14 +195,14 @@ def make_weights(s: Shape) -> Any:
     def weights(room, t):  # type: ignore[no-untyped-def]
         for i in range(t, tile * RESIDUES, threads):
             j, top, total = i % tile, float32(-math.inf), float32(0)
-            first, end = int(room[stats_at + FIRST * tile + j]), int(room[stats_at + END * tile + j])
+            first, end = int(get(room, stats_at + FIRST * tile + j)), int(get(room, stats_at + END * tile + j))
             for r in range(RESIDUES):
-                top = max(top, room[sums_at + r * tile + j])
+                top = max(top, get(room, sums_at + r * tile + j))
             for p in range(next_of(first, i // tile, RESIDUES), end, RESIDUES):
-                weight = exp2(room[scores_at + p * stride + j] - top)
-                room[scores_at + p * stride + j] = weight
+                weight = exp2(get(room, scores_at + p * stride + j) - top)
+                keep(room, scores_at + p * stride + j, weight)
                 total += weight
-            room[sums_at + tile * RESIDUES + i] = total
+            keep(room, sums_at + tile * RESIDUES + i, total)
 
     return weights
 
@@ -254,18 +222,18 @@ def make_statistics(s: Shape, split: bool) -> Any:
     def statistics(room, j, position, base, window):  # type: ignore[no-untyped-def]
         top, total, at = float32(-math.inf), float32(0), stats_at + j
         for r in range(RESIDUES):
-            top = max(top, room[sums_at + r * tile + j])
-            total += room[sums_at + (RESIDUES + r) * tile + j]
+            top = max(top, get(room, sums_at + r * tile + j))
+            total += get(room, sums_at + (RESIDUES + r) * tile + j)
         old, new = float32(0), float32(1)
         if not split and base > first_seen(position, window):
-            top, old, new = joined(room[at + MAXIMUM * tile], top)
-            total = fma(room[at + TOTAL * tile], old, total * new)
-        if room[at + FIRST * tile] < room[at + END * tile]:
-            room[at + MAXIMUM * tile] = top
-            room[at + TOTAL * tile] = total
-        room[at + OLD * tile] = old
-        room[at + NEW * tile] = new
-        room[at + LAST * tile] = float32(1) / total if position < base + SPAN else float32(1)
+            top, old, new = joined(get(room, at + MAXIMUM * tile), top)
+            total = fma(get(room, at + TOTAL * tile), old, total * new)
+        if get(room, at + FIRST * tile) < get(room, at + END * tile):
+            keep(room, at + MAXIMUM * tile, top)
+            keep(room, at + TOTAL * tile, total)
+        keep(room, at + OLD * tile, old)
+        keep(room, at + NEW * tile, new)
+        keep(room, at + LAST * tile, float32(1) / total if position < base + SPAN else float32(1))
 
     return statistics
 
@@ -276,51 +244,82 @@ def first_seen(position, window):  # type: ignore[no-untyped-def]
     return max(int64(0), position - window + 1) if window else int64(0)
 
 
-def _make_some(s: Shape, edge: bool) -> Any:
-    """Weighted sums of V over positions begin … end-1 of one part, of word w of a row, of queries j0 …, in registers
-    acc[to] …; edge: not all queries see all of them."""
-    queries, per, words, scales, stride, tile = s.queries, s.per, s.words, s.scales, s.stride, s.tile
-    parts, scores_at, stats_at, value = s.parts, s.scores_at, s.stats_at, _VALUE[s.kv_type]
+@device_function
+def four_scales(kv_scales, at, step):  # type: ignore[no-untyped-def]
+    """The float16 at `at` and at every step behind it, as float32."""
+    return (
+        half_to_float(int32(load(kv_scales, at))), half_to_float(int32(load(kv_scales, at + step))),
+        half_to_float(int32(load(kv_scales, at + 2 * step))), half_to_float(int32(load(kv_scales, at + 3 * step))),
+    )  # fmt: skip
+
+
+def _make_alike(s: Shape) -> Any:
+    """acc with a word of V at positions begin … end-1 of one part, which all queries see; rows, halves: where the word
+    and its scale would lie for position 0 of the span, counted back from their block of memory."""
+    words, scales, parts, stride, scaled, scores_at = s.words, s.scales, s.parts, s.stride, s.scales > 0, s.scores_at
+    dims, four, row_step, half_step, weight_step = zeros(s.per), zeros(4), parts * words, parts * scales, parts * stride
 
     @device_function
-    def some(room, kv, kv_scales, place, begin, end, j0, acc, x, to, part, w):  # type: ignore[no-untyped-def]
-        v_at, scales_at, block_words, block_scales = place
-        for p in range(next_of(begin, part, parts), end, parts):
-            word = load(kv, v_at + p // BLOCK * block_words + p % BLOCK * words + w)
-            for e in range(per):
-                x[e] = value(word, e)
-            scale = float32(1)
-            if scales:
-                at = scales_at + p // BLOCK * block_scales + p % BLOCK * scales + w * per // SCALED
-                scale = half_to_float(int32(load(kv_scales, at)))
-            for j in range(queries):
-                at = stats_at + j0 + j
-                if not edge or (room[at + FIRST * tile] <= p and p < room[at + END * tile]):
-                    weight = room[scores_at + p * stride + j0 + j]
-                    if scales:
-                        weight *= scale
-                    for e in range(per):
-                        acc[to + j * per + e] = fma(weight, x[e], acc[to + j * per + e])
+    def alike(acc, room, kv, kv_scales, rows, halves, begin, end, part, j0):  # type: ignore[no-untyped-def]
+        p, weights = next_of(begin, part, parts), scores_at + j0
+        while p + 3 * parts < end:
+            loaded = gather(four, kv, rows + p * words, row_step)
+            if scaled:
+                each = four_scales(kv_scales, halves + p * scales, half_step)
+                acc = add_outer(acc, loaded, each, dims, room, weights + p * stride, weight_step)
+            else:
+                acc = add_outer(acc, loaded, None, dims, room, weights + p * stride, weight_step)
+            p += 4 * parts
+        while p < end:
+            one = (load(kv, rows + p * words),)
+            if scaled:
+                scale = (half_to_float(int32(load(kv_scales, halves + p * scales))),)
+                acc = add_outer(acc, one, scale, dims, room, weights + p * stride, 0)
+            else:
+                acc = add_outer(acc, one, None, dims, room, weights + p * stride, 0)
+            p += parts
+        return acc
 
-    return some
+    return alike
+
+
+def _make_apart(s: Shape) -> Any:
+    """As above, for positions that not all queries see."""
+    words, scales, parts, stride, scaled, scores_at = s.words, s.scales, s.parts, s.stride, s.scales > 0, s.scores_at
+    dims, first_at, end_at = zeros(s.per), s.stats_at + FIRST * s.tile, s.stats_at + END * s.tile
+
+    @device_function
+    def apart(acc, room, kv, kv_scales, rows, halves, begin, end, part, j0):  # type: ignore[no-untyped-def]
+        for p in range(next_of(begin, part, parts), end, parts):
+            word, j, at = load(kv, rows + p * words), again(j0), scores_at + p * stride + j0
+            if scaled:
+                scale = half_to_float(int32(load(kv_scales, halves + p * scales)))
+                acc = add_seen(acc, word, scale, dims, room, at, first_at + j, end_at + j, float32(p))
+            else:
+                acc = add_seen(acc, word, None, dims, room, at, first_at + j, end_at + j, float32(p))
+        return acc
+
+    return apart
 
 
 def make_values(s: Shape) -> Any:
-    """Weighted sums of V of queries j0 …, over positions lo … hi-1 of a span, of which all queries see first … end-1.
-    """
-    words, parts, threads, sums, held = s.words, s.parts, s.threads, s.sums, s.held
-    inner, outer = _make_some(s, False), _make_some(s, True)
+    """Weighted sums of V's word w of queries j0 … over positions of one part: lo … hi-1 of a span, of which all
+    see first … end-1."""
+    words, per, scales, none = s.words, s.per, s.scales, zeros(s.sums)
+    alike, apart = _make_alike(s), _make_apart(s)
 
     @device_function
-    def values(room, kv, kv_scales, place, lo, first, end, hi, j0, acc, x, t):  # type: ignore[no-untyped-def]
-        for i in range(held):
-            part, w, to = (t + i * threads) // words, (t + i * threads) % words, i * sums
-            for a in range(sums):
-                acc[to + a] = float32(0)
-            if part < parts:
-                outer(room, kv, kv_scales, place, lo, first, j0, acc, x, to, part, w)
-                inner(room, kv, kv_scales, place, first, end, j0, acc, x, to, part, w)
-                outer(room, kv, kv_scales, place, end, hi, j0, acc, x, to, part, w)
+    def values(room, kv, kv_scales, place, lo, first, end, hi, j0, part, w):  # type: ignore[no-untyped-def]
+        v_at, scales_at, block_words, block_scales = place
+        acc = none
+        for base in range(0, SPAN, BLOCK):
+            rows = v_at + base // BLOCK * block_words - base * words + w
+            halves = scales_at + base // BLOCK * block_scales - base * scales + w * per // SCALED
+            edge = base + BLOCK
+            acc = apart(acc, room, kv, kv_scales, rows, halves, max(lo, base), min(first, edge), part, j0)
+            acc = alike(acc, room, kv, kv_scales, rows, halves, max(first, base), min(end, edge), part, j0)
+            acc = apart(acc, room, kv, kv_scales, rows, halves, max(end, base), min(hi, edge), part, j0)
+        return acc
 
     return values
 
@@ -331,58 +330,59 @@ def taken_in(total, old, value, new):  # type: ignore[no-untyped-def]
     return value * new if old == float32(0) else fma(total, old, value * new)
 
 
-def make_put(s: Shape, split: bool) -> Any:
+def make_collect(s: Shape, split: bool) -> Any:
     """The sums of all parts, of registers first … of every item: to the partial sums, or into the results."""
     dim, tile, per, words, parts, items, threads = s.dim, s.tile, s.per, s.words, s.parts, s.items, s.threads
-    sums_at, stats_at, rows, behind = s.sums_at, s.stats_at, s.rows, PARTIAL_HEAD if split else 0
+    heads, queries, sums_at, stats_at, rows = s.heads, s.queries, s.sums_at, s.stats_at, s.rows
+    behind = PARTIAL_HEAD if split else 0
 
     @device_function
-    def put(room, scratch, to, steps, n_heads, n_queries, j0, first, t):  # type: ignore[no-untyped-def]
+    def collect(room, scratch, to, steps, n_queries, j0, first, t):  # type: ignore[no-untyped-def]
         for i in range(t, rows * words, threads):
             row, w = i // words, i % words
-            j, d = j0 + (first + row) // per, w * per + (first + row) % per
+            j, d = j0 + (first + row) % queries, w * per + (first + row) // queries
             at = stats_at + j
-            if j < n_queries and d < dim and room[at + FIRST * tile] < room[at + END * tile]:
+            if j < n_queries and d < dim and get(room, at + FIRST * tile) < get(room, at + END * tile):
                 total = float32(0)
                 for part in range(parts):
-                    total += room[sums_at + row * items + part * words + w]
-                at_out = to + j // n_heads * steps[0] + j % n_heads * steps[1] + d + behind
+                    total += get(room, sums_at + row * items + part * words + w)
+                at_out = to + j // heads * steps[0] + j % heads * steps[1] + d + behind
                 if not split:
-                    total = taken_in(scratch[at_out], room[at + OLD * tile], total, room[at + NEW * tile])
-                    total *= room[at + LAST * tile]
-                scratch[at_out] = total
+                    old, new = get(room, at + OLD * tile), get(room, at + NEW * tile)
+                    total = taken_in(get(scratch, at_out), old, total, new) * get(room, at + LAST * tile)
+                keep(scratch, at_out, total)
 
-    return put
+    return collect
 
 
 def make_take_queries(s: Shape) -> Any:
     """Queries to shared memory, scaled; zeros for those that the tile lacks and for dims that a row lacks."""
-    tile, dim, padded, threads = s.tile, s.dim, s.words * s.per, s.threads
+    tile, heads, dim, padded, threads = s.tile, s.heads, s.dim, s.words * s.per, s.threads
 
     @device_function
-    def take_queries(room, scratch, q_at, column_step, n_heads, n_queries, scale, t):  # type: ignore[no-untyped-def]
+    def take_queries(room, scratch, q_at, column_step, n_queries, scale, t):  # type: ignore[no-untyped-def]
         for i in range(t, padded * tile, threads):
             j, d, x = i // padded, i % padded, float32(0)
             if j < n_queries and d < dim:
-                x = scratch[q_at + j // n_heads * column_step + j % n_heads * dim + d] * scale
-            room[d * tile + j] = x
+                x = get(scratch, q_at + j // heads * column_step + j % heads * dim + d) * scale
+            keep(room, d * tile + j, x)
 
     return take_queries
 
 
 def make_begin(s: Shape) -> Any:
     """What each query sees of the span at `base`; nothing, of those that the tile lacks."""
-    tile, stats_at, threads = s.tile, s.stats_at, s.threads
+    tile, heads, stats_at, threads = s.tile, s.heads, s.stats_at, s.threads
 
     @device_function
-    def begin(room, columns, column, n_heads, n_queries, base, window, t):  # type: ignore[no-untyped-def]
+    def begin(room, columns, column, n_queries, base, window, t):  # type: ignore[no-untyped-def]
         for j in range(t, tile, threads):
             first, end = int64(0), int64(0)
             if j < n_queries:
-                position = int64(load(columns, 2 * MAX_COLUMNS + column + j // n_heads))
+                position = int64(load(columns, 2 * MAX_COLUMNS + column + j // heads))
                 first, end = seen(position, base, window)
-            room[stats_at + FIRST * tile + j] = float32(first)
-            room[stats_at + END * tile + j] = float32(end)
+            keep(room, stats_at + FIRST * tile + j, float32(first))
+            keep(room, stats_at + END * tile + j, float32(end))
 
     return begin
 

@@ -25,7 +25,7 @@ class Kernel:
     name: what the table in docs/architecture/cuda.md calls it.  types: Numba types of its arguments; a body takes
     typed arrays, offsets in elements (int64) and counts (int32).  threads: the shape of a block on a device, which the
     body's constants agree with.  least_sm: the oldest compute capability that has its instructions, times ten.
-    tight: it may not spill registers.
+    tight: it may not spill registers.  resident: blocks that a multiprocessor shall have registers for at a time.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Kernel:
     threads: tuple[int, int] = (256, 1)
     least_sm: int = 70
     tight: bool = False
+    resident: int = 1
     _compiled: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def launch(self, grid: tuple[int, int], stream: Any, *args: Any, threads: tuple[int, int] | None = None) -> None:
@@ -51,10 +52,16 @@ class Kernel:
     def compiled(self) -> Any:
         """The function that launches it; compiled for the current device at its first call."""
         if not self._compiled:
-            self._compiled["jit"] = cuda.jit(self.body) if SIMULATED else cuda.jit(self.types, cache=True)(self.body)
+            made = cuda.jit if SIMULATED else cuda.jit(self.types, cache=True, launch_bounds=self._bounds)
+            self._compiled["jit"] = made(self.body)
         return self._compiled["jit"]
 
     def ptx(self, sm: int) -> str:
         """PTX for a compute capability (80 for sm_80); needs NVVM, no device."""
-        text, _ = cuda.compile_ptx(self.body, self.types, cc=divmod(sm, 10))
+        text, _ = cuda.compile_ptx(self.body, self.types, cc=divmod(sm, 10), launch_bounds=self._bounds)
         return str(text)
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """Threads of a block and blocks abreast, by which the compiler gives registers out."""
+        return self.threads[0] * self.threads[1], self.resident
