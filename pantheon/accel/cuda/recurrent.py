@@ -62,8 +62,9 @@ def behind(columns, c, n):  # type: ignore[no-untyped-def]
 
 
 @functools.cache
-def conv(taps: int) -> Kernel:
-    """silu of the sum of taps[j] * the input taps - 1 - j columns back, a channel a thread; leaves the state alone."""
+def conv(taps: int, alone: bool) -> Kernel:
+    """silu of the sum of taps[j] * the input taps - 1 - j columns back, a channel a thread; leaves the state as it is,
+    or, `alone`, of a forward of one column, does what `conv_keep` does as well."""
 
     def body(  # type: ignore[no-untyped-def]
         scratch, vectors, columns, recurrent, x_at, x_stride, taps_at, apart, out_at, out_stride, state_at, slot_floats,
@@ -85,9 +86,13 @@ def conv(taps: int) -> Kernel:
                         x = recurrent[past + row * channels + i]
                     total += load(vectors, taps_at + (taps - 1 - back) * apart + i) * x
                 scratch[out_at + c * out_stride + i] = total * sigmoid_of_minus(-total)
+                if alone:
+                    for j in range(taps - 2):
+                        recurrent[past + j * channels + i] = recurrent[past + (j + 1) * channels + i]
+                    recurrent[past + (taps - 2) * channels + i] = scratch[x_at + i]
 
     types = FLOATS, FLOATS, WORDS, FLOATS, *(I64,) * 8, I32, I32
-    return Kernel(f"conv_{taps}", body, types, (THREADS, 1))
+    return Kernel(f"conv_{taps}_alone" if alone else f"conv_{taps}", body, types, (THREADS, 1))
 
 
 @functools.cache
@@ -256,22 +261,26 @@ def delta_rule(key_dim: int, lanes: int, warps: int) -> Kernel:
 
 
 def lower_conv(op: Conv, memory: Memory) -> list[Launch]:
-    """Launches for Conv: its sums, then the past that they leave.  ValueError: the taps do not lie evenly."""
+    """Launches for Conv: its sums, then the past that they leave; one column alone takes one.
+
+    ValueError: the taps do not lie evenly, or it would write where it reads.
+    """
     taps, channels = len(op.taps), op.x.width
     places = [memory.vectors[tap] for tap in op.taps]
     apart = places[1] - places[0]
     if op.x is op.out or places != [places[0] + j * apart for j in range(taps)]:
         raise ValueError("a convolution needs a buffer of its own for what it finds, and taps at even distances")
     x, state = memory.buffers[op.x], (memory.recurrent_at[op.layer], memory.slot_floats)
-    sums, keep = conv(taps), conv_keep(taps)
+    keep, by_channels = conv_keep(taps), by_values(channels)
     return [
         Launch(
-            lambda n: sums, by_values(channels),
+            lambda n: conv(taps, n == 1), by_channels,
             ("scratch", "vectors", "columns", "recurrent", *x, places[0], apart, *memory.buffers[op.out], *state,
              channels, COUNT),
         ),
         Launch(
-            lambda n: keep, by_values(channels), ("scratch", "columns", "recurrent", *x, *state, channels, COUNT)
+            lambda n: keep, lambda n, reach: (0, 0) if n == 1 else by_channels(n, reach),
+            ("scratch", "columns", "recurrent", *x, *state, channels, COUNT),
         ),
     ]  # fmt: skip
 
@@ -302,4 +311,4 @@ def lower_delta_rule(op: DeltaRule, memory: Memory) -> list[Launch]:
 
 def kernels() -> list[Kernel]:
     """Every kernel of this module, as a device runs them, for the sizes that models have."""
-    return [conv(4), conv_keep(4), delta_gates(FEW, 8), delta_rule(128, 32, 8)]
+    return [conv(4, False), conv(4, True), conv_keep(4), delta_gates(FEW, 8), delta_rule(128, 32, 8)]
