@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 
+from pantheon.accel.cuda.group_sums import float_group_sums, group_sums
 from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.layouts import BLOCK, FLOATS, KINDS, ROWS, groups, quant_words, scale_words
 from pantheon.accel.cuda.lowering import COUNT, Launch, Memory, Packed
 from pantheon.accel.cuda.machine import F32, I32, I64, LANES, WARPS, WORDS, cuda
 from pantheon.accel.cuda.machine import FLOATS as FLOAT_ARRAY
-from pantheon.accel.cuda.segments import FLOAT_UNIT, SEGMENTS, finish, float_segment, segment
+from pantheon.accel.cuda.segments import SEGMENTS, finish
 from pantheon.accel.cuda.tensor_products import WIDTH, tensor_matmul
-from pantheon.accel.cuda.tiles import store
 from pantheon.plan.ops import MatMul
 
 #: columns of a tile; a forward takes the least that holds its columns, or several of the widest
@@ -29,9 +29,8 @@ RESIDENT = {1: 4, 2: 4, 4: 3, 8: 2}
 def matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -> Kernel:
     """(weights, quants_at, scales_at, blocks, quads_at, sums_at, scratch, dx_at, vectors, bias_at, out, out_at, stride,
     rows, blocks of a row, columns, add) for a type of `layouts.KINDS`."""
-    kind, part, end_of = KINDS[type_name], segment(type_name, width), finish(width, lanes, warps)
-    room = SEGMENTS * width * ROWS
-    quant, scale, sup, whole = quant_words(kind), scale_words(kind), kind.sup, lanes == ROWS and warps == SEGMENTS
+    kind, room, end_of = KINDS[type_name], SEGMENTS * width * ROWS, finish(width, lanes, warps)
+    quant, scale, sup, fill = quant_words(kind), scale_words(kind), kind.sup, group_sums(type_name, width, lanes, warps)
 
     def body(  # type: ignore[no-untyped-def]
         weights, quants_at, scales_at, blocks, quads_at, sums_at, scratch, dx_at, vectors, bias_at, out, out_at, stride,
@@ -39,21 +38,10 @@ def matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -
     ):  # fmt: skip
         partial = cuda.shared.array(room, F32)
         lane, warp, group, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.x, cuda.blockIdx.y * width
-        units = per_row // sup
-        each = (units + SEGMENTS - 1) // SEGMENTS
-        quants, scales = quants_at + group * per_row * quant, scales_at + group * units * scale
-        first_block = column * per_row
-        quads, sums, dx = quads_at + 8 * first_block, sums_at + 2 * first_block, dx_at + first_block
-        if whole:
-            first, end = min(warp * each, units), min(warp * each + each, units)
-            acc = part(weights, quants, scales, lane, first, end, blocks, quads, sums, scratch, dx, per_row)
-            store(partial, warp * width * ROWS + lane, ROWS, acc)
-        else:
-            for s in range(warp, SEGMENTS, warps):
-                first, end = min(s * each, units), min(s * each + each, units)
-                for r in range(lane, ROWS, lanes):
-                    acc = part(weights, quants, scales, r, first, end, blocks, quads, sums, scratch, dx, per_row)
-                    store(partial, s * width * ROWS + r, ROWS, acc)
+        quants, scales = quants_at + group * per_row * quant, scales_at + group * (per_row // sup) * scale
+        first = column * per_row
+        quads, sums, dx = quads_at + 8 * first, sums_at + 2 * first, dx_at + first
+        fill(partial, lane, warp, weights, quants, scales, blocks, quads, sums, scratch, dx, per_row)
         cuda.syncthreads()
         end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
 
@@ -66,7 +54,7 @@ def matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -
 def float_matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -> Kernel:
     """(weights, floats_at, x, x_at, x_stride, vectors, bias_at, out, out_at, stride, rows, cols, columns, add) for
     F32, F16 and BF16."""
-    part, end_of, whole = float_segment(type_name, width), finish(width, lanes, warps), lanes == ROWS
+    fill, end_of = float_group_sums(type_name, width, lanes, warps), finish(width, lanes, warps)
     size, room = FLOATS[type_name], SEGMENTS * width * ROWS
 
     def body(  # type: ignore[no-untyped-def]
@@ -74,19 +62,8 @@ def float_matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WA
     ):  # fmt: skip
         partial = cuda.shared.array(room, F32)
         lane, warp, group, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.x, cuda.blockIdx.y * width
-        units = (cols + FLOAT_UNIT - 1) // FLOAT_UNIT
-        each = (units + SEGMENTS - 1) // SEGMENTS
         begin, at = floats_at + group * ((cols * size + 3) // 4 * ROWS), x_at + column * x_stride
-        if whole:
-            first, end = min(warp * each, units), min(warp * each + each, units)
-            acc = part(weights, begin, lane, first, end, x, at, x_stride, cols)
-            store(partial, warp * width * ROWS + lane, ROWS, acc)
-        else:
-            for s in range(warp, SEGMENTS, warps):
-                first, end = min(s * each, units), min(s * each + each, units)
-                for r in range(lane, ROWS, lanes):
-                    acc = part(weights, begin, r, first, end, x, at, x_stride, cols)
-                    store(partial, s * width * ROWS + r, ROWS, acc)
+        fill(partial, lane, warp, weights, begin, x, at, x_stride, cols)
         cuda.syncthreads()
         end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
 
