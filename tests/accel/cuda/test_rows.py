@@ -71,6 +71,15 @@ def test_the_best_and_the_sum_of_all() -> None:
         assert row.value(N - 1) == -math.inf
 
 
+def test_a_vocabulary_of_several_chunks_on_any_device() -> None:
+    """Narrowed down in more than one launch, and asked for more than one of them keeps."""
+    logits = np.random.default_rng(12).integers(-300, 300, (1, 5000)).astype(np.float32) / 64
+    row, twin = on_die(logits, 4990)[0], twin_of(logits[0], 4990)
+    same(row.top(300), twin.top(300))
+    assert row.total == pytest.approx(twin.total, rel=1e-6)
+    assert row.mass(1.0, 1.0)[0] == twin.mass(1.0, 1.0)[0]
+
+
 def test_sums_down_to_a_logit_and_the_logit_of_a_sum() -> None:
     logits = logits_of(2, 1)
     row, twin = on_die(logits)[0], twin_of(logits[0])
