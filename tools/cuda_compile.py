@@ -115,11 +115,11 @@ def ptx_of(kernel: Any, targets: Sequence[int]) -> dict[int, str]:
         return {sm: kernel.ptx(sm) for sm in targets}
     from numba.cuda import compiler
 
-    options = dict.fromkeys(("debug", "opt", "abi_info", "launch_bounds")) | dict.fromkeys(
-        ("lineinfo", "device", "fastmath", "forceinline", "lto"), False
-    )
-    capability = divmod(min(targets), 10)
-    library, _ = compiler._compile_pyfunc_with_fixup(kernel.body, kernel.types, cc=capability, abi="numba", **options)
+    options = dict.fromkeys(("lineinfo", "device", "fastmath", "forceinline", "lto"), False)
+    library, _ = compiler._compile_pyfunc_with_fixup(
+        kernel.body, kernel.types, cc=divmod(min(targets), 10), abi="numba", debug=None, opt=None, abi_info=None,
+        launch_bounds=kernel.bounds, **options,
+    )  # fmt: skip
     return {sm: library.get_asm_strs(cc=divmod(sm, 10))[0] for sm in targets}
 
 

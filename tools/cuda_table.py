@@ -25,6 +25,8 @@ from tools.cuda_compile import PACKAGE, TARGETS, Build, Compile, compilers, comp
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cuda-kernels.md"
+#: modules that only keep what was compiled, and change none of it
+KEEPERS = {"accel.cuda.kernel_store"}
 #: registers of a multiprocessor, on each target
 REGISTERS = 65536
 HEAD = ("kernel", "threads", "tight", "registers", "shared", "stack", "spilled")
@@ -118,7 +120,7 @@ def sources(module: str) -> list[Path]:
         if name not in found:
             found.add(name)
             imported = {one.target.removeprefix("pantheon.") for one in known[name].imports if not one.typing_only}
-            todo += [target for target in imported if target in known and target.startswith("accel.")]
+            todo += [one for one in imported - KEEPERS if one in known and one.startswith("accel.")]
     return [known[name].path for name in sorted(found)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from numba import cuda
 
+from pantheon.accel.cuda import kernel_store
 from pantheon.accel.cuda.machine import SIMULATED
 
 if SIMULATED:
@@ -52,16 +53,15 @@ class Kernel:
     def compiled(self) -> Any:
         """The function that launches it; compiled for the current device at its first call."""
         if not self._compiled:
-            made = cuda.jit if SIMULATED else cuda.jit(self.types, cache=True, launch_bounds=self._bounds)
-            self._compiled["jit"] = made(self.body)
+            self._compiled["jit"] = cuda.jit(self.body) if SIMULATED else kernel_store.launcher(self)
         return self._compiled["jit"]
 
     def ptx(self, sm: int) -> str:
         """PTX for a compute capability (80 for sm_80); needs NVVM, no device."""
-        text, _ = cuda.compile_ptx(self.body, self.types, cc=divmod(sm, 10), launch_bounds=self._bounds)
+        text, _ = cuda.compile_ptx(self.body, self.types, cc=divmod(sm, 10), launch_bounds=self.bounds)
         return str(text)
 
     @property
-    def _bounds(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         """Threads of a block and blocks abreast, by which the compiler gives registers out."""
         return self.threads[0] * self.threads[1], self.resident
