@@ -259,5 +259,6 @@ def kernels() -> list[Kernel]:
     found, shapes = [merge(128)], [(kv_type, 128, 4) for kv_type in KVType]
     for kv_type, dim, group in (*shapes, (KVType.F16, 64, 8), (KVType.F16, 128, 1), (KVType.F16, 256, 8)):
         few, many = tiles(dim, group)
-        found += [store_kv(kv_type, dim), attend(kv_type, dim, group, few, True), attend(kv_type, dim, group, many, False)]
+        found += [attend(kv_type, dim, group, few, True), attend(kv_type, dim, group, many, False)]
+        found += [store_kv(kv_type, dim)]
     return list(dict.fromkeys(found))
