@@ -12,13 +12,42 @@ import pytest
 
 from tools import cuda_table
 from tools.cuda_compile import TARGETS, Build, report
-from tools.cuda_table import Row, Section, Table
+from tools.cuda_table import ROOT, Row, Section, Table
 
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_ZN6matmul' for 'sm_80'
 ptxas info    : Function properties for _ZN6matmul
     {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
 ptxas info    : Used 47 registers, used 1 barriers,{shared} 424 bytes cmem[0]
+"""
+#: kernels that plans launch on devices: each has the instructions, and one like it is in the page but for sizes
+LAUNCHED = r"""
+import re, sys
+from pantheon.accel.cpu import carried
+from pantheon.accel.cuda import table
+from pantheon.accel.cuda.parts import cut
+from pantheon.accel.cuda.place import place
+from pantheon.engine.load import plan_of
+from pantheon.formats.gguf import open_gguf
+from pantheon.plan.state_spec import KVType
+from tools import cuda_table
+
+listed = {re.sub(r"\d+", "#", name) for module in cuda_table.modules() for name in cuda_table.kernels_of(module)}
+met = set()
+for path in sys.argv[1:]:
+    with open_gguf(path) as file:
+        plan = plan_of(file)
+        types = {m: carried.run_as(file.tensors[m.tensor].type.name) for m in plan.matrices()}
+    for sm, kv_type in zip((70, 80, 90, 90), KVType):
+        memory = place(cut(plan, ())[0], types, 1024, kv_type, sm).memory
+        for launch in [*table.launches(plan.body, memory), *table.head(memory)]:
+            for n in (1, 2, 5, 8, 16, 256):
+                if all(launch.grid(n, 1024)):
+                    kernel = launch.pick(n)
+                    met.add(kernel.name)
+                    assert kernel.least_sm <= sm, kernel.name
+                    assert re.sub(r"\d+", "#", kernel.name) in listed, kernel.name
+print(len(met))
 """
 #: a module of one kernel, whose instructions are newer than the first target
 ONE = Row("mma Q8_0", "32 x 8", True, {80: Build(90, 512, 0, 0), 90: Build(88, 512, 0, 0)})
@@ -27,7 +56,7 @@ ONE = Row("mma Q8_0", "32 x 8", True, {80: Build(90, 512, 0, 0), 90: Build(88, 5
 def python(*words: str) -> subprocess.CompletedProcess[str]:
     """A process without the simulator, which other tests switch on for this one."""
     env = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    return subprocess.run([sys.executable, *words], cwd=cuda_table.ROOT, env=env, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.timeout(300)
@@ -39,10 +68,16 @@ def test_the_page_is_current_and_kernels_compile_to_what_it_says() -> None:
 
 def test_every_file_that_makes_kernels_is_in_the_page() -> None:
     """By itself, or as a part of another module."""
-    folder = cuda_table.ROOT / "pantheon" / "accel" / "cuda"
+    folder = ROOT / "pantheon" / "accel" / "cuda"
     makers = {path for path in folder.glob("*.py") if re.search(r"(?<!class )\bKernel\(", path.read_text())}
     covered = {path for module in cuda_table.modules() for path in cuda_table.sources(module)}
     assert makers and makers <= covered
+
+
+def test_every_kernel_that_a_plan_launches_is_of_a_kind_that_the_page_shows() -> None:
+    done = python("-c", LAUNCHED, *map(str, sorted((ROOT / "tests" / "data" / "models").glob("tiny-*.gguf"))))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 80
 
 
 def test_what_the_assembler_says_is_read() -> None:
