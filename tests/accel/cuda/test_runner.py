@@ -1,10 +1,11 @@
 """The runner and its states in the simulator: the asynchronous seam, several dies, conversations, memory.
 
-M080, M130, M197, M216-M219, M226.
+M080, M081, M130, M197, M216-M219, M226.
 """
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,11 +57,13 @@ class Mark:
 
     def __init__(self) -> None:
         self.set = 0
+        self.begun = threading.Event()
         self.done = False
         self.raw = SimpleNamespace(record=self._record)
 
     def _record(self, stream: object) -> None:
         self.set += 1
+        self.begun.set()
 
 
 # ---- the asynchronous seam ----------------------------------------------------------------------------------------
@@ -124,6 +127,33 @@ def test_a_fault_on_the_way_ends_that_forward_only(monkeypatch) -> None:
         runner.forward(state, Columns.of_slot(IDS, 0))
     monkeypatch.undo()
     assert np.array_equal(rows_of(runner), wanted)
+
+
+def test_eight_threads_drive_eight_dies_at_once() -> None:
+    """M081: nobody's forward waits for another's; each thread sleeps between two looks at its own die."""
+    runners = [load() for _ in range(8)]
+    wanted = rows_of(runners[0])[-1:]
+    marks = [Mark() for _ in runners]
+    ends = [threading.Event() for _ in runners]
+    found: dict[int, np.ndarray] = {}
+
+    def drive(i: int) -> None:
+        state = runners[i].new_state(1, 16)
+        runners[i].forward_rows(state, Columns.of_slot(IDS, 0))
+        found[i] = first_row(state)[None]
+        ends[i].set()
+
+    for runner, mark in zip(runners, marks, strict=True):
+        runner._marks = [mark]
+    threads = [threading.Thread(target=drive, args=(i,), daemon=True) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    assert all(mark.begun.wait(60) for mark in marks), "a forward waited for another one's end"
+    assert not found
+    for i in reversed(range(8)):
+        marks[i].done = True
+        assert ends[i].wait(60)
+    assert all(np.array_equal(rows, wanted) for rows in found.values()) and len(found) == 8
 
 
 # ---- columns and states -------------------------------------------------------------------------------------------
