@@ -8,14 +8,16 @@ themselves.  Many columns of quantised weights are left to `tensor_products` whe
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from pantheon.accel.cuda.group_sums import float_group_sums, group_sums
 from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.layouts import BLOCK, FLOATS, KINDS, ROWS, groups, quant_words, scale_words
-from pantheon.accel.cuda.lowering import COUNT, Launch, Memory, Packed
+from pantheon.accel.cuda.lowering import COUNT, Launch, Memory
 from pantheon.accel.cuda.machine import F32, I32, I64, LANES, WARPS, WORDS, cuda
 from pantheon.accel.cuda.machine import FLOATS as FLOAT_ARRAY
 from pantheon.accel.cuda.segments import SEGMENTS, finish
+from pantheon.accel.cuda.targets import TARGET_TYPES, alike, target, target_args
 from pantheon.accel.cuda.tensor_products import WIDTH, tensor_matmul
 from pantheon.plan.ops import MatMul
 
@@ -27,25 +29,28 @@ RESIDENT = {1: 4, 2: 4, 4: 3, 8: 2}
 
 @functools.cache
 def matmul(type_name: str, width: int, lanes: int = LANES, warps: int = WARPS) -> Kernel:
-    """(weights, quants_at, scales_at, blocks, quads_at, sums_at, scratch, dx_at, vectors, bias_at, out, out_at, stride,
-    rows, blocks of a row, columns, add) for a type of `layouts.KINDS`."""
+    """(weights, blocks, quads_at, sums_at, scratch, dx_at, vectors, out, blocks of a row, columns, then three matrices:
+    see `targets`) for a type of `layouts.KINDS`."""
     kind, room, end_of = KINDS[type_name], SEGMENTS * width * ROWS, finish(width, lanes, warps)
     quant, scale, sup, fill = quant_words(kind), scale_words(kind), kind.sup, group_sums(type_name, width, lanes, warps)
 
     def body(  # type: ignore[no-untyped-def]
-        weights, quants_at, scales_at, blocks, quads_at, sums_at, scratch, dx_at, vectors, bias_at, out, out_at, stride,
-        rows, per_row, n, more,
+        weights, blocks, quads_at, sums_at, scratch, dx_at, vectors, out, per_row, n,
+        a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6, c0, c1, c2, c3, c4, c5, c6,
     ):  # fmt: skip
         partial = cuda.shared.array(room, F32)
-        lane, warp, group, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.x, cuda.blockIdx.y * width
-        quants, scales = quants_at + group * per_row * quant, scales_at + group * (per_row // sup) * scale
+        lane, warp, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y * width
+        group, it = target(
+            cuda.blockIdx.x, (a0, a1, a2, a3, a4, a5, a6), (b0, b1, b2, b3, b4, b5, b6), (c0, c1, c2, c3, c4, c5, c6)
+        )
+        quants, scales = it[0] + group * per_row * quant, it[1] + group * (per_row // sup) * scale
         first = column * per_row
         quads, sums, dx = quads_at + 8 * first, sums_at + 2 * first, dx_at + first
         fill(partial, lane, warp, weights, quants, scales, blocks, quads, sums, scratch, dx, per_row)
         cuda.syncthreads()
-        end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
+        end_of(partial, lane, warp, vectors, it[2], out, it[3], it[4], group * ROWS, it[5], column, n, it[6])
 
-    types = (WORDS, I64, I64, WORDS, I64, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, I64, I64, *[I32] * 4)
+    types = (WORDS, WORDS, I64, I64, FLOAT_ARRAY, I64, FLOAT_ARRAY, FLOAT_ARRAY, I32, I32, *TARGET_TYPES)
     name = f"matmul {type_name} x{width}"
     return Kernel(name, body, types, (lanes, warps), tight=True, resident=RESIDENT[width])
 
@@ -83,37 +88,45 @@ def width_for(n: int) -> int:
 
 def lower_matmul(op: MatMul, memory: Memory) -> list[Launch]:
     """One product; a quantised one reads what `lower_quantise` of its input has left."""
-    w = memory.matrices[op.weight]
-    bias_at = memory.vectors[op.bias] if op.bias is not None else -1
-    out = memory.buffers[op.out]
-    tail = ("vectors", bias_at, memory.array_of(op.out), out.at + op.out_first, out.stride, w.rows)
-    if w.type_name in FLOATS:
-        return [_lower_floats(op, memory, w, tail)]
-    name, room = w.type_name, memory.room
-    head = ("weights", w.quants_at, w.scales_at, "blocks", room.quads_at, room.sums_at, "scratch", room.scales_at)
+    if memory.matrices[op.weight].type_name in FLOATS:
+        return [_lower_floats(op, memory)]
+    return lower_matmuls([op], memory)
+
+
+def lower_matmuls(ops: Sequence[MatMul], memory: Memory) -> list[Launch]:
+    """One launch for up to three quantised products that are `alike`."""
+    (name,) = {memory.matrices[op.weight].type_name for op in ops}
+    total, room, x = sum(groups(op.weight.rows) for op in ops), memory.room, ops[0].x
 
     def tensor(n: int) -> bool:
         return n >= MANY and memory.sm >= TENSOR_SM
 
     def grid(n: int, reach: int) -> tuple[int, int]:
-        return groups(w.rows), -(-n // (WIDTH if tensor(n) else width_for(n)))
+        return total, -(-n // (WIDTH if tensor(n) else width_for(n)))
 
     def pick(n: int) -> Kernel:
         return tensor_matmul(name) if tensor(n) else matmul(name, width_for(n))
 
-    return [Launch(pick, grid, (*head, *tail, w.cols // BLOCK, COUNT, int(op.add)))]
+    args: tuple[str | int, ...] = (
+        "weights", "blocks", room.quads_at, room.sums_at, "scratch", room.scales_at, "vectors",
+        memory.array_of(ops[0].out), x.width // BLOCK, COUNT, *target_args(ops, memory),
+    )  # fmt: skip
+    return [Launch(pick, grid, args)]
 
 
-def _lower_floats(op: MatMul, memory: Memory, w: Packed, tail: tuple[str | int, ...]) -> Launch:
+def _lower_floats(op: MatMul, memory: Memory) -> Launch:
     if op.out is op.x:
         raise ValueError(f"{op.x.name}: a product of floats can not write its own input")
-    x = memory.buffers[op.x]
-    head = ("weights", w.quants_at, memory.array_of(op.x), x.at, x.stride)
+    w, x, out = memory.matrices[op.weight], memory.buffers[op.x], memory.buffers[op.out]
+    bias_at = memory.vectors[op.bias] if op.bias is not None else -1
 
     def grid(n: int, reach: int) -> tuple[int, int]:
         return groups(w.rows), -(-n // width_for(n))
 
-    args = (*head, *tail, w.cols, COUNT, int(op.add))
+    args = (
+        "weights", w.quants_at, memory.array_of(op.x), x.at, x.stride, "vectors", bias_at, memory.array_of(op.out),
+        out.at + op.out_first, out.stride, w.rows, w.cols, COUNT, int(op.add),
+    )  # fmt: skip
     return Launch(lambda n: float_matmul(w.type_name, width_for(n)), grid, args)
 
 
@@ -123,3 +136,6 @@ def kernels() -> list[Kernel]:
     return quantised + [float_matmul(name, width) for name in FLOATS for width in WIDTHS] + [
         tensor_matmul(name) for name in KINDS
     ]
+
+
+__all__ = ["MANY", "TENSOR_SM", "WIDTHS", "alike", "float_matmul", "kernels", "lower_matmul", "lower_matmuls", "matmul"]

@@ -26,6 +26,7 @@ from pantheon.accel.cuda.layouts import (
 )
 from pantheon.accel.cuda.machine import F32, FLOATS, I32, I64, WARPS, WORDS, cuda, device_function, fma, load, mma
 from pantheon.accel.cuda.segments import CHUNK, SEGMENTS, fetching, finish, half, iq4, scaled
+from pantheon.accel.cuda.targets import TARGET_TYPES, target
 
 #: columns of a tile
 WIDTH = 32
@@ -209,17 +210,20 @@ def tensor_matmul(type_name: str, warps: int = WARPS) -> Kernel:
     quant, scale, sup = quant_words(kind), scale_words(kind), kind.sup
 
     def body(  # type: ignore[no-untyped-def]
-        weights, quants_at, scales_at, blocks, quads_at, sums_at, scratch, dx_at, vectors, bias_at, out, out_at, stride,
-        rows, per_row, n, more,
+        weights, blocks, quads_at, sums_at, scratch, dx_at, vectors, out, per_row, n,
+        a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6, c0, c1, c2, c3, c4, c5, c6,
     ):  # fmt: skip
         partial = cuda.shared.array(room, F32)
-        lane, warp, group, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.x, cuda.blockIdx.y * WIDTH
+        lane, warp, column = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y * WIDTH
         g, t = lane >> 2, lane & 3
+        group, it = target(
+            cuda.blockIdx.x, (a0, a1, a2, a3, a4, a5, a6), (b0, b1, b2, b3, b4, b5, b6), (c0, c1, c2, c3, c4, c5, c6)
+        )
+        quants, scales = it[0] + group * per_row * quant, it[1] + group * (per_row // sup) * scale
+        begin = column * per_row
+        quads, sums, dx = quads_at + 8 * begin, sums_at + 2 * begin, dx_at + begin
         units = per_row // sup
         each = (units + SEGMENTS - 1) // SEGMENTS
-        quants, scales = quants_at + group * per_row * quant, scales_at + group * units * scale
-        first_block = column * per_row
-        quads, sums, dx = quads_at + 8 * first_block, sums_at + 2 * first_block, dx_at + first_block
         for s in range(warp, warp + 1 if whole else SEGMENTS, warps):
             first, end = min(s * each, units), min(s * each + each, units)
             acc = part(weights, quants, scales, g, t, first, end, blocks, quads, sums, scratch, dx, per_row)
@@ -233,9 +237,9 @@ def tensor_matmul(type_name: str, warps: int = WARPS) -> Kernel:
             _put(partial, at + 24 * ROWS, acc[3][0])
             _put(partial, at + 24 * ROWS + 16, acc[3][1])
         cuda.syncthreads()
-        end_of(partial, lane, warp, vectors, bias_at, out, out_at, stride, group * ROWS, rows, column, n, more)
+        end_of(partial, lane, warp, vectors, it[2], out, it[3], it[4], group * ROWS, it[5], column, n, it[6])
 
-    types = (WORDS, I64, I64, WORDS, I64, I64, FLOATS, I64, FLOATS, I64, FLOATS, I64, I64, *[I32] * 4)
-    resident = 1 if kind.subs == 2 and kind.sub_mins else 2  # those have 16 scales in registers
+    types = (WORDS, WORDS, I64, I64, FLOATS, I64, FLOATS, FLOATS, I32, I32, *TARGET_TYPES)
+    resident = 1 if kind.subs == 2 else 2  # twice the scales want more registers
     name = f"tensor_matmul {type_name} x{WIDTH}"
     return Kernel(name, body, types, (ROWS, warps), least_sm=80, tight=True, resident=resident)

@@ -65,6 +65,14 @@ class Die:
             self.plan, 0, 64, {self.matrix: place}, {self.bias: 5}, buffers, (), room, 0, None, (), 0
         )  # fmt: skip
 
+    def put(self, name: str, type_name: str, raw: NDArray[Any]) -> Matrix:
+        """One more matrix for the same input."""
+        matrix, at = Matrix(name, len(raw), self.x.width), len(self.arrays["weights"])
+        quants, scales = packed(type_name, raw, self.x.width)
+        self.arrays["weights"] = np.concatenate([self.arrays["weights"], quants, scales])
+        self.memory.matrices[matrix] = Packed(type_name, len(raw), self.x.width, at, at + len(quants))
+        return matrix
+
     def clear(self) -> None:
         """Nothing was written to `out`."""
         at, stride = self.memory.buffers[self.out]
@@ -179,6 +187,39 @@ def test_bias_residual_and_offset(type_name: str) -> None:
     assert (got[:, :10] == MARK).all() and (got[:, 45:] == MARK).all()
     twice = product(die, 5, add=True, first=10)
     close(twice[:, 10:45], 2 * (seen @ w.T) + np.arange(5, 40))
+
+
+def test_three_products_of_one_input_in_one_launch() -> None:
+    """Each into its own place, with its own bias and residual; the bits of three launches."""
+    rng = np.random.default_rng(7)
+    rows, found = (40, 32, 7), []
+    raws = [weights(rng, "Q4_1", n, 64)[0] for n in rows]
+    x = activations(rng, 3, 64)
+    for at_once in (False, True):
+        die = Die("Q4_1", raws[0], x, rows[0], out_width=90)
+        ops = [MatMul(die.matrix, die.x, die.out, die.bias)]
+        for i, first in ((1, 40), (2, 80)):
+            ops.append(MatMul(die.put(f"w{i}", "Q4_1", raws[i]), die.x, die.out, None, i == 2, first))
+        before = quantise.lower_quantise(die.x, die.memory)
+        each = [launch for op in ops for launch in products.lower_matmul(op, die.memory)]
+        assert products.alike(ops, die.memory) == 3
+        found.append(die.run([*before, *(products.lower_matmuls(ops, die.memory) if at_once else each)], 3))
+    assert np.array_equal(found[0], found[1])
+    assert (found[0][:, 72:80] == MARK).all() and (found[0][:, 80:87] != MARK).all()
+
+
+def test_products_go_together_only_when_they_are_alike() -> None:
+    rng = np.random.default_rng(10)
+    die = Die("Q8_0", weights(rng, "Q8_0", 32, 64)[0], activations(rng, 1, 64), 32, out_width=64)
+    other = die.put("other", "Q4_0", weights(rng, "Q4_0", 32, 64)[0])
+    floats = die.put("floats", "F16", weights(rng, "F16", 32, 64)[0])
+    op = MatMul(die.matrix, die.x, die.out)
+    apart, over = dataclasses.replace(op, out_first=32), dataclasses.replace(op, out_first=31)
+    elsewhere = dataclasses.replace(apart, x=die.out)
+    assert products.alike([op, apart, op], die.memory) == 2
+    for second in (over, elsewhere, MatMul(other, die.x, die.out, out_first=32), None):
+        assert products.alike([op, second], die.memory) == 1
+    assert products.alike([MatMul(floats, die.x, die.out), apart], die.memory) == 1
 
 
 @pytest.mark.parametrize("cols", [1, 30, 45, 71])
