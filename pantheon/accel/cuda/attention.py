@@ -104,39 +104,45 @@ def _make_halved(s: Shape, split: bool) -> Any:
     return halved
 
 
-def _make_span(s: Shape, split: bool) -> Any:
-    """A tile of queries over one span; run: (first column, its position, the last one's, queries)."""
-    tile, heads, threads, queries, stats_at = s.tile, s.heads, s.threads, s.queries, s.stats_at
+def _make_weigh(s: Shape) -> Any:
+    """The weights of a tile of queries over the span at `base`, all but their statistics; run: (first column, its
+    position, the last one's, queries).  Returns the positions lo … hi-1 that any sees, first … end-1 that all see."""
     begin, scores, maxima, weights = make_begin(s), make_scores(s), make_maxima(s), make_weights(s)
-    statistics, add_values = make_statistics(s, split), (_make_halved if s.halved else _make_whole)(s, split)
 
     @device_function
-    def over_span(room, scratch, kv, kv_scales, columns, keys, values, run, base, window, to, steps, t):  # type: ignore[no-untyped-def]  # fmt: skip
+    def weigh(room, kv, kv_scales, columns, place, run, base, window, t):  # type: ignore[no-untyped-def]
         column, least, most, n_queries = run
         begin(room, columns, column, n_queries, base, window, again(t))
         cuda.syncthreads()
         lo, end = seen(least, base, window)
         first, hi = seen(most, base, window)
         first = min(first, hi)
-        sight = again(lo), again(first), again(max(first, end)), again(hi)
-        scores(room, kv, kv_scales, keys, again(lo), again(hi), again(t))
+        scores(room, kv, kv_scales, place, again(lo), again(hi), again(t))
         cuda.syncthreads()
         maxima(room, again(t))
         cuda.syncthreads()
         weights(room, again(t))
         cuda.syncthreads()
-        for j in range(again(t), n_queries, threads):
-            position = int64(load(columns, 2 * MAX_COLUMNS + column + j // heads))
+        return again(lo), again(first), again(max(first, end)), again(hi)
+
+    return weigh
+
+
+def _make_note(s: Shape, split: bool) -> Any:
+    """The statistics of a span, kept for the next one or handed to `merge`."""
+    tile, heads, threads, stats_at, statistics = s.tile, s.heads, s.threads, s.stats_at, make_statistics(s, split)
+
+    @device_function
+    def note(room, scratch, columns, run, base, window, to, steps, t):  # type: ignore[no-untyped-def]
+        for j in range(t, run[3], threads):
+            position = int64(load(columns, 2 * MAX_COLUMNS + run[0] + j // heads))
             statistics(room, j, position, base, window)
             if split and position >= base:
                 at = to + j // heads * steps[0] + j % heads * steps[1]
                 keep(scratch, at, get(room, stats_at + MAXIMUM * tile + j))
                 keep(scratch, at + 1, get(room, stats_at + TOTAL * tile + j))
-        for j0 in range(0, n_queries, queries):
-            add_values(room, scratch, kv, kv_scales, values, sight, to, steps, run, j0, again(t))
-        cuda.syncthreads()
 
-    return over_span
+    return note
 
 
 @functools.cache
@@ -147,7 +153,8 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
     room_for, key_words, key_scales = s.floats, BLOCK * s.words, BLOCK * s.scales
     heads, parts, width = s.heads, -(-group // tile), max(1, tile // group)
     blocks, partial = SPAN // BLOCK, PARTIAL_HEAD + dim
-    take_queries, over_span = make_take_queries(s), _make_span(s, split)
+    take_queries, weigh, note, queries = make_take_queries(s), _make_weigh(s), _make_note(s, split), s.queries
+    add_values = (_make_halved if s.halved else _make_whole)(s, split)
 
     def body(  # type: ignore[no-untyped-def]
         scratch, kv, kv_scales, columns, n, q_at, q_stride, out_at, out_stride, partials_at, n_spans, kv_heads,
@@ -180,8 +187,11 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
                         words, halves = k_at + span * blocks * block_words, d_at + span * blocks * block_scales
                         keys = words, halves, block_words, block_scales
                         values = words + key_words, halves + key_scales, block_words, block_scales
-                        base = span * SPAN
-                        over_span(room, scratch, kv, kv_scales, columns, keys, values, run, base, window, to, steps, t)
+                        sight = weigh(room, kv, kv_scales, columns, keys, run, span * SPAN, window, t)
+                        note(room, scratch, columns, run, span * SPAN, window, to, steps, again(t))
+                        for j0 in range(0, run[3], queries):
+                            add_values(room, scratch, kv, kv_scales, values, sight, to, steps, run, j0, again(t))
+                        cuda.syncthreads()
                 column += more
 
     types = (FLOATS, WORDS, HALVES, WORDS, I32, *[I64] * 7, F32, *[I64] * 7)
