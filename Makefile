@@ -110,7 +110,7 @@ $(VENV)/.ready-run: $(VENV)/.folder setup.cfg pyproject.toml
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-run setup.cfg pyproject.toml
-	@echo "Installing the test and check tools …"
+	@echo "Installing the test and check tools, the CUDA compiler among them (about 200 MB, once) …"
 	@$(PIP) -e '.[test,check]'
 	@touch $@
 
