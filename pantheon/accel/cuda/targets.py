@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from pantheon.accel.cuda.layouts import KINDS, ROWS
 from pantheon.accel.cuda.lowering import Memory
-from pantheon.accel.cuda.machine import I64, device_function
+from pantheon.accel.cuda.machine import I32, I64, device_function
 from pantheon.plan.ops import MatMul
 
 #: matrices of a launch
 TARGETS = 3
 #: Numba types of the arguments that say where they are
-TARGET_TYPES = (I64,) * 7 * TARGETS
+TARGET_TYPES = (I64, I64, I32, I64, I32, I32, I32) * TARGETS
 
 
 @device_function
