@@ -17,7 +17,7 @@ from pantheon.accel.cuda.lowering import COUNT, Launch, Memory
 from pantheon.accel.cuda.machine import F32, I32, I64, LANES, WARPS, WORDS, cuda
 from pantheon.accel.cuda.machine import FLOATS as FLOAT_ARRAY
 from pantheon.accel.cuda.segments import SEGMENTS, finish
-from pantheon.accel.cuda.targets import TARGET_TYPES, alike, target, target_args
+from pantheon.accel.cuda.targets import TARGET_TYPES, target, target_args
 from pantheon.accel.cuda.tensor_products import WIDTH, tensor_matmul
 from pantheon.plan.ops import MatMul
 
@@ -138,4 +138,4 @@ def kernels() -> list[Kernel]:
     ]
 
 
-__all__ = ["MANY", "TENSOR_SM", "WIDTHS", "alike", "float_matmul", "kernels", "lower_matmul", "lower_matmuls", "matmul"]
+__all__ = ["MANY", "TENSOR_SM", "WIDTHS", "float_matmul", "kernels", "lower_matmul", "lower_matmuls", "matmul"]

@@ -12,6 +12,7 @@ from typing import Any
 from pantheon.accel.cuda import attention, embed, experts, pointwise, products, quantise, recurrent
 from pantheon.accel.cuda.fused import Fused, fuse, quantised_input
 from pantheon.accel.cuda.lowering import Launch, Memory
+from pantheon.accel.cuda.targets import alike
 from pantheon.plan import ops as o
 from pantheon.plan.buffers import Buffer
 from pantheon.plan.flow import writes
@@ -38,13 +39,19 @@ def launches(ops: Sequence[o.Op], memory: Memory) -> list[Launch]:
             if x is not None and x is not quantised:
                 found += quantise.lower_quantise(x, memory)
                 quantised = x
-            fused = Fused(_LOWER[type(op)](op, memory), 1)
+            fused = _products(ops[at:], memory) or Fused(_LOWER[type(op)](op, memory), 1)
         found += fused.launches
         if any(quantised in writes(done) for done in ops[at : at + fused.ops]):
             quantised = None
         quantised = fused.quantised or quantised
         at += fused.ops
     return found
+
+
+def _products(ops: Sequence[o.Op], memory: Memory) -> Fused | None:
+    """The quantised products at the front that read one input."""
+    together = alike(ops, memory)
+    return Fused(products.lower_matmuls(together, memory), len(together)) if together else None
 
 
 def head(memory: Memory) -> list[Launch]:

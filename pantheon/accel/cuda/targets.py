@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pantheon.accel.cuda.layouts import KINDS, ROWS
 from pantheon.accel.cuda.lowering import Memory
 from pantheon.accel.cuda.machine import I32, I64, device_function
-from pantheon.plan.ops import MatMul
+from pantheon.plan.ops import MatMul, Op
 
 #: matrices of a launch
 TARGETS = 3
@@ -42,21 +42,22 @@ def target_args(ops: Sequence[MatMul], memory: Memory) -> tuple[int, ...]:
     return (*found, *[0] * (len(TARGET_TYPES) - len(found)))
 
 
-def alike(ops: Sequence[object], memory: Memory) -> int:
-    """How many of the ops at the front may be one launch, at least 1: products of one input with weights of one
-    quantised type, into places of one array that do not overlap."""
-    n = 0
+def alike(ops: Sequence[Op], memory: Memory) -> list[MatMul]:
+    """The ops at the front that may be one launch: products of one input with weights of one quantised type, into
+    places of one array that do not overlap."""
+    found: list[MatMul] = []
     for op in ops[:TARGETS]:
         if not isinstance(op, MatMul) or memory.matrices[op.weight].type_name not in KINDS:
             break
-        if any(not _together(op, other, memory) for other in ops[:n] if isinstance(other, MatMul)):
+        if not all(_together(op, other, memory) for other in found):
             break
-        n += 1
-    return max(n, 1)
+        found.append(op)
+    return found
 
 
 def _together(a: MatMul, b: MatMul, memory: Memory) -> bool:
+    """Whether a may run beside b, which comes before it."""
     types = memory.matrices[a.weight].type_name == memory.matrices[b.weight].type_name
     apart = a.out_first >= b.out_first + b.weight.rows or b.out_first >= a.out_first + a.weight.rows
     one_array = memory.array_of(a.out) == memory.array_of(b.out)
-    return types and a.x is b.x and one_array and (a.out is not b.out or apart)
+    return types and a.x is b.x is not b.out and one_array and (a.out is not b.out or apart)

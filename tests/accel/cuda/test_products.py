@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pantheon.accel.cuda import products, quantise
+from pantheon.accel.cuda import products, quantise, targets
 from pantheon.accel.cuda.layouts import FLOATS, KINDS
 from pantheon.accel.cuda.lowering import COUNT, At, Launch, Memory, Packed, Room
 from pantheon.formats.quant import dequantize
 from pantheon.plan.buffers import Buffer, Matrix, Vector
 from pantheon.plan.builder import Plan, PlanBuilder
-from pantheon.plan.ops import MatMul
+from pantheon.plan.ops import Add, MatMul
 from pantheon.plan.state_spec import StateSpec
 from tests.accel.cpu import twins
 from tests.accel.cuda.packer import packed
@@ -202,7 +202,7 @@ def test_three_products_of_one_input_in_one_launch() -> None:
             ops.append(MatMul(die.put(f"w{i}", "Q4_1", raws[i]), die.x, die.out, None, i == 2, first))
         before = quantise.lower_quantise(die.x, die.memory)
         each = [launch for op in ops for launch in products.lower_matmul(op, die.memory)]
-        assert products.alike(ops, die.memory) == 3
+        assert targets.alike(ops, die.memory) == ops
         found.append(die.run([*before, *(products.lower_matmuls(ops, die.memory) if at_once else each)], 3))
     assert np.array_equal(found[0], found[1])
     assert (found[0][:, 72:80] == MARK).all() and (found[0][:, 80:87] != MARK).all()
@@ -216,10 +216,12 @@ def test_products_go_together_only_when_they_are_alike() -> None:
     op = MatMul(die.matrix, die.x, die.out)
     apart, over = dataclasses.replace(op, out_first=32), dataclasses.replace(op, out_first=31)
     elsewhere = dataclasses.replace(apart, x=die.out)
-    assert products.alike([op, apart, op], die.memory) == 2
-    for second in (over, elsewhere, MatMul(other, die.x, die.out, out_first=32), None):
-        assert products.alike([op, second], die.memory) == 1
-    assert products.alike([MatMul(floats, die.x, die.out), apart], die.memory) == 1
+    assert targets.alike([op, apart, op], die.memory) == [op, apart]
+    for second in (over, elsewhere, MatMul(other, die.x, die.out, out_first=32), Add(die.x, die.x, die.out)):
+        assert targets.alike([op, second], die.memory) == [op]
+    assert targets.alike([MatMul(floats, die.x, die.out), apart], die.memory) == []
+    onto_x = MatMul(die.put("square", "Q8_0", weights(rng, "Q8_0", 64, 64)[0]), die.x, die.x)
+    assert targets.alike([onto_x, op], die.memory) == [onto_x]
 
 
 @pytest.mark.parametrize("cols", [1, 30, 45, 71])
