@@ -1,7 +1,7 @@
 """The table of CUDA kernels in docs/reference/cuda-kernels.md: what the real compiler makes of each, without a GPU.
 
-    python -m tools.cuda_table [--all]      compile what changed (or everything) and write the page
-    python -m tools.cuda_table --check      is the page current?  compiles one kernel of each module again
+    python -m tools.cuda_table [--all] [MODULE …]    compile what changed (or everything) and write the page
+    python -m tools.cuda_table --check               is the page current?  compiles one kernel of each module again
 
 Every module of pantheon/accel/cuda with a function `kernels()` is in it.
 """
@@ -25,8 +25,8 @@ from tools.cuda_compile import PACKAGE, TARGETS, Build, Compile, compilers, comp
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cuda-kernels.md"
-#: modules that only keep what was compiled, and change none of it
-KEEPERS = {"accel.cuda.kernel_store"}
+#: modules that change nothing of what is compiled
+ASIDE = {"accel.cuda.kernel_store", "accel.cuda.simulator"}
 #: registers of a multiprocessor, on each target
 REGISTERS = 65536
 HEAD = ("kernel", "threads", "tight", "registers", "shared", "stack", "spilled")
@@ -120,7 +120,7 @@ def sources(module: str) -> list[Path]:
         if name not in found:
             found.add(name)
             imported = {one.target.removeprefix("pantheon.") for one in known[name].imports if not one.typing_only}
-            todo += [one for one in imported - KEEPERS if one in known and one.startswith("accel.")]
+            todo += [one for one in imported - ASIDE if one in known and one.startswith("accel.")]
     return [known[name].path for name in sorted(found)]
 
 
@@ -169,19 +169,21 @@ def make(module: str, compile_jobs: Compile) -> Section:
 # ---- the page against the code
 
 
-def write(everything: bool) -> list[str]:
-    """Compile what changed and write the page, module by module; returns what is wrong with the kernels."""
-    old, new = read(PAGE.read_text() if PAGE.exists() else ""), Table(compilers())
-    names = modules()
-    kept = {} if everything or old.compilers != new.compilers else old.sections
-    new.sections = {name: kept[name] for name in names if name in kept and kept[name].digest == digest(name)}
+def write(only: Sequence[str], everything: bool) -> list[str]:
+    """Compile what changed, of these modules or of all, and write the page, module by module; returns what is wrong
+    with the kernels."""
+    old, names = read(PAGE.read_text() if PAGE.exists() else ""), modules()
+    table = Table(compilers())
+    if not everything and old.compilers == table.compilers:
+        table.sections = {name: old.sections[name] for name in names if name in old.sections}
     with compilers_at_work() as compile_jobs:
-        for name in names:
-            if name not in new.sections:
-                new.sections[name] = make(name, compile_jobs)
-                PAGE.write_text(new.page())
-    PAGE.write_text(new.page())
-    return unfit(new)
+        for name in only or names:
+            section = table.sections.get(name)
+            if section is None or section.digest != digest(name):
+                table.sections[name] = make(name, compile_jobs)
+                PAGE.write_text(table.page())
+    PAGE.write_text(table.page())
+    return unfit(table)
 
 
 def unfit(table: Table) -> list[str]:
@@ -251,6 +253,7 @@ def _most(row: Row) -> int:
 def main() -> int:
     """1 when something is wrong."""
     flags = argparse.ArgumentParser(prog="cuda_table", description=__doc__.split("\n")[0])
+    flags.add_argument("modules", nargs="*", metavar="MODULE", help="only these (default: every one)")
     flags.add_argument("--all", action="store_true", help="compile everything, changed or not")
     flags.add_argument("--check", action="store_true", help="write nothing: compare the page with the code")
     args = flags.parse_args()
@@ -258,7 +261,7 @@ def main() -> int:
         page = PAGE.read_text()
         faults = stale(page) or unfit(read(page)) or sample(read(page))
     else:
-        faults = write(args.all)
+        faults = write(args.modules, args.all)
     for fault in faults:
         print(fault, file=sys.stderr)
     if args.check and faults:
