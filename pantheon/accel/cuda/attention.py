@@ -16,16 +16,14 @@ from typing import Any
 
 from numba import float32, int64
 
+from pantheon.accel.cuda.attention_shape import MAXIMUM, TOTAL, Shape
 from pantheon.accel.cuda.attention_span import (
-    ALIGNMENT,
-    MAXIMUM,
-    TOTAL,
-    Shape,
     first_seen,
     joined,
     make_begin,
     make_collect,
     make_maxima,
+    make_place,
     make_scores,
     make_statistics,
     make_take_queries,
@@ -35,7 +33,7 @@ from pantheon.accel.cuda.attention_span import (
     taken_in,
 )
 from pantheon.accel.cuda.kernel import Kernel
-from pantheon.accel.cuda.kv import BLOCK, PARTIAL_HEAD, SPAN, KVLayout, spans, split_columns
+from pantheon.accel.cuda.kv import PARTIAL_HEAD, SPAN, KVLayout, spans, split_columns
 from pantheon.accel.cuda.kv_store import lower_store_kv, places, store_kv
 from pantheon.accel.cuda.lowering import COUNT, MAX_COLUMNS, Launch, Memory
 from pantheon.accel.cuda.machine import (
@@ -58,6 +56,10 @@ from pantheon.plan.ops import Attend
 from pantheon.plan.state_spec import KVType
 
 __all__ = ["attend", "kernels", "lower_attend", "lower_store_kv", "merge", "store_kv"]
+
+
+#: of shared memory, so that sixteen bytes are read at a time; the simulator has no word for it
+ALIGNMENT = None if SIMULATED else 16
 
 
 def _make_whole(s: Shape, split: bool) -> Any:
@@ -150,9 +152,9 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
     """Blocks in x take `tile` queries: heads of a KV head's group, columns that follow each other, those of a slot
     together; blocks in y take spans, all of them unless split."""
     s = Shape(kv_type, dim, group, tile, threads)
-    room_for, key_words, key_scales = s.floats, BLOCK * s.words, BLOCK * s.scales
+    room_for, place = s.floats, make_place(s)
     heads, parts, width = s.heads, -(-group // tile), max(1, tile // group)
-    blocks, partial = SPAN // BLOCK, PARTIAL_HEAD + dim
+    partial = PARTIAL_HEAD + dim
     take_queries, weigh, note, queries = make_take_queries(s), _make_weigh(s), _make_note(s, split), s.queries
     add_values = (_make_halved if s.halved else _make_whole)(s, split)
 
@@ -172,8 +174,6 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
                 least = int64(load(columns, 2 * MAX_COLUMNS + column))
                 most = int64(load(columns, 2 * MAX_COLUMNS + column + more - 1))
                 run = column, least, most, more * n_heads
-                k_at = slot * slot_words + words_at + 2 * kv_head * key_words
-                d_at = slot * slot_scales + scales_at + 2 * kv_head * key_scales
                 if cuda.blockIdx.y * SPAN <= most:
                     q = q_at + column * q_stride + h0 * dim
                     take_queries(room, scratch, q, q_stride, more * n_heads, scale, again(t))
@@ -184,11 +184,11 @@ def attend(kv_type: KVType, dim: int, group: int, tile: int, split: bool, thread
                             query = (column * kv_heads * group + h0) * n_spans + span
                             step = n_spans * partial
                             to, steps = partials_at + query * partial, (kv_heads * group * step, step)
-                        words, halves = k_at + span * blocks * block_words, d_at + span * blocks * block_scales
-                        keys = words, halves, block_words, block_scales
-                        values = words + key_words, halves + key_scales, block_words, block_scales
+                        words, halves = (words_at, slot_words, block_words), (scales_at, slot_scales, block_scales)
+                        keys = place(again(slot), again(kv_head), 0, again(span), words, halves)
                         sight = weigh(room, kv, kv_scales, columns, keys, run, span * SPAN, window, t)
                         note(room, scratch, columns, run, span * SPAN, window, to, steps, again(t))
+                        values = place(again(slot), again(kv_head), 1, again(span), words, halves)
                         for j0 in range(0, run[3], queries):
                             add_values(room, scratch, kv, kv_scales, values, sight, to, steps, run, j0, again(t))
                         cuda.syncthreads()

@@ -8,126 +8,16 @@ word is read and unpacked once for all of them.  Every sum has an order of its o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from numba import float32, int32, int64
 
-from pantheon.accel.cuda.kv import BLOCK, DIMS, PARTIAL_HEAD, SCALED, SPAN, row_scales, row_words
+from pantheon.accel.cuda.attention_shape import END, FIRST, LAST, MAXIMUM, NEW, OLD, RESIDUES, TOTAL, Shape
+from pantheon.accel.cuda.kv import BLOCK, PARTIAL_HEAD, SCALED, SPAN
 from pantheon.accel.cuda.lowering import MAX_COLUMNS
-from pantheon.accel.cuda.machine import SIMULATED, device_function, exp2, fma, half_to_float, load
+from pantheon.accel.cuda.machine import device_function, exp2, fma, half_to_float, load
 from pantheon.accel.cuda.query_tiles import add_outer, add_seen, add_times, add_words, again, get, keep, put
 from pantheon.accel.cuda.tiles import gather, zeros
-from pantheon.plan.state_spec import KVType
-
-#: of shared memory, so that sixteen bytes are read at a time; the simulator has no word for it
-ALIGNMENT = None if SIMULATED else 16
-#: partial maxima and partial sums of a query's weights over a span: position p goes to p % RESIDUES
-RESIDUES = 16
-#: sums of V in a thread's registers, and how many of them may go through shared memory at a time
-SUMS, ROUND = 32, 16
-#: most words of V that threads take side by side, and most parts of a span that are summed apart
-ABREAST, PARTS = 256, 16
-#: of a query in shared memory: running maximum and sum, factors of the sum so far, of the span and, behind its last
-#: span, of the result; first and end of what it sees of the span
-MAXIMUM, TOTAL, OLD, NEW, LAST, FIRST, END, STATS = range(8)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a kernel is made for: a format, heads of `dim`, `group` to a KV head, a tile of queries, a block of threads.
-    *_at: floats in shared memory."""
-
-    kv_type: KVType
-    dim: int
-    group: int
-    tile: int
-    threads: int
-
-    @property
-    def per(self) -> int:
-        """Dims of a word."""
-        return DIMS[self.kv_type]
-
-    @property
-    def heads(self) -> int:
-        """Heads of a tile."""
-        return min(self.group, self.tile)
-
-    @property
-    def words(self) -> int:
-        """Words of a row."""
-        return row_words(self.kv_type, self.dim)
-
-    @property
-    def scales(self) -> int:
-        """Scales of a row."""
-        return row_scales(self.kv_type, self.dim)
-
-    @property
-    def ahead(self) -> int:
-        """Words of K that a thread asks for before it needs the first of them."""
-        return math.gcd(8, self.words, SCALED // self.per if self.scales else 8)
-
-    @property
-    def parts(self) -> int:
-        """Positions p with equal p % parts are summed by one thread, then the parts in order."""
-        return max(1, min(PARTS, ABREAST // self.words))
-
-    @property
-    def items(self) -> int:
-        """Words of V abreast."""
-        return self.parts * self.words
-
-    @property
-    def held(self) -> int:
-        """Items of a thread."""
-        return -(-self.items // self.threads)
-
-    @property
-    def queries(self) -> int:
-        """Queries whose sums of V are taken at a time."""
-        return min(self.tile, SUMS // self.per)
-
-    @property
-    def sums(self) -> int:
-        """Their sums of one item."""
-        return self.queries * self.per
-
-    @property
-    def halved(self) -> bool:
-        """Whether those go through shared memory in two halves."""
-        return self.held == 1 and self.sums > ROUND
-
-    @property
-    def rows(self) -> int:
-        """Of those, what goes through shared memory at a time."""
-        return self.sums // 2 if self.halved else self.sums
-
-    @property
-    def stride(self) -> int:
-        """Floats from position to position in the scores: sixteen bytes abreast meet no bank twice."""
-        return self.tile if self.tile <= 4 else self.tile + 4
-
-    @property
-    def scores_at(self) -> int:
-        """Behind the queries, [dims of whole words][tile]."""
-        return self.words * self.per * self.tile
-
-    @property
-    def sums_at(self) -> int:
-        """Behind the scores."""
-        return self.scores_at + SPAN * self.stride
-
-    @property
-    def stats_at(self) -> int:
-        """Behind the sums, where the partial maxima and sums of weights lie before."""
-        return self.sums_at + max(self.rows * self.items, 2 * RESIDUES * self.tile)
-
-    @property
-    def floats(self) -> int:
-        """All of it."""
-        return self.stats_at + STATS * self.tile
 
 
 @device_function
@@ -368,6 +258,23 @@ def make_take_queries(s: Shape) -> Any:
             keep(room, d * tile + j, x)
 
     return take_queries
+
+
+def make_place(s: Shape) -> Any:
+    """Where K or V of a head begins for a span: its words, its scales, and from block to block of each; side: 0 for K,
+    1 for V; words, scales: where the layer begins, from slot to slot, from block to block."""
+    key_words, key_scales, blocks = BLOCK * s.words, BLOCK * s.scales, SPAN // BLOCK
+
+    @device_function
+    def place(slot, kv_head, side, span, words, scales):  # type: ignore[no-untyped-def]
+        head, block = 2 * kv_head + side, span * blocks
+        return (
+            words[0] + slot * words[1] + block * words[2] + head * key_words,
+            scales[0] + slot * scales[1] + block * scales[2] + head * key_scales,
+            words[2], scales[2],
+        )  # fmt: skip
+
+    return place
 
 
 def make_begin(s: Shape) -> Any:
