@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pantheon.accel.cuda import attention, kv_store
+from pantheon.accel.cuda.attention_shape import Shape
 from pantheon.accel.cuda.kv import (
     BLOCK,
     DIMS,
@@ -247,3 +248,15 @@ def test_partial_sums_have_a_bound(heads: int, n_ctx: int) -> None:
     columns = split_columns(heads, 128, n_ctx)
     assert 0 <= columns * heads * spans(n_ctx) * 130 <= 16 << 20
     assert columns == 32 or (columns + 1) * heads * spans(n_ctx) * 130 > 16 << 20
+
+
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_shared_memory_suffices_and_vectors_are_aligned(kv_type: KVType) -> None:
+    """48 KiB, which every device has; what the simulator can not see: reads of up to four floats at their own size."""
+    for dim in (8, 10, 24, 33, 64, 80, 96, 100, 112, 128, 160, 192, 256):
+        for group in (1, 2, 3, 4, 6, 8, 16, 20):
+            for tile in attention.tiles(dim, group):
+                s = Shape(kv_type, dim, group, tile, 256)
+                assert 4 * s.floats <= 48 << 10 and tile % s.queries == 0 and s.items <= 256
+                for n, places in ((tile, (s.scores_at, s.stride)), (s.queries, (s.scores_at, s.stride, s.stats_at))):
+                    assert all(place % min(4, n) == 0 for place in places)
