@@ -24,7 +24,7 @@ from pantheon.plan.ops import MatMul
 #: columns of a tile; a forward takes the least that holds its columns, or several of the widest
 WIDTHS = (1, 2, 4, 8)
 #: blocks that a multiprocessor shall hold at a time, by width
-RESIDENT = {1: 4, 2: 4, 4: 3, 8: 2}
+RESIDENT = {1: 3, 2: 3, 4: 2, 8: 1}
 
 
 @functools.cache
