@@ -240,6 +240,6 @@ def tensor_matmul(type_name: str, warps: int = WARPS) -> Kernel:
         end_of(partial, lane, warp, vectors, it[2], out, it[3], it[4], group * ROWS, it[5], column, n, it[6])
 
     types = (WORDS, WORDS, I64, I64, FLOATS, I64, FLOATS, FLOATS, I32, I32, *TARGET_TYPES)
-    resident = 1 if kind.subs and kind.high_bits or kind.subs == 2 else 2  # more scales and bits want more registers
+    many = kind.subs == 2 or (kind.subs > 0 and kind.high_bits > 0)  # scales and bits at hand
     name = f"tensor_matmul {type_name} x{WIDTH}"
-    return Kernel(name, body, types, (ROWS, warps), least_sm=80, tight=True, resident=resident)
+    return Kernel(name, body, types, (ROWS, warps), least_sm=80, tight=True, resident=1 if many else 2)
