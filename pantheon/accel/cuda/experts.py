@@ -149,7 +149,7 @@ def by_pair(type_name: str, lanes: int = LANES, warps: int = WARPS) -> Kernel:
         to = out_at + c * out_stride + j * rows
         end_of(partial, lane, warp, scratch, -1, scratch, to, 0, group * ROWS, rows, 0, 1, 0)
 
-    return Kernel(f"expert matmul {type_name}", body, _TYPES, (lanes, warps), tight=True)
+    return Kernel(f"expert matmul {type_name}", body, _TYPES, (lanes, warps), tight=True, resident=3)
 
 
 @functools.cache
