@@ -6,6 +6,8 @@ on one, by as many threads.  In the simulator there is one device, and every cal
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +16,23 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
+from pantheon import log
 from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.machine import SIMULATED
+
+_log = log.logger("cuda")
+
+if not SIMULATED:
+    from numba.cuda.core import config
+
+    # Numba frees an array in whatever thread drops it, where no device may be current: the driver refuses, and the
+    # memory is lost.  So it frees when it is told (`Device.give_back`), or when an allocation fails.
+    config.CUDA_DEALLOCS_COUNT = config.CUDA_DEALLOCS_RATIO = sys.maxsize
+    # small grids are no news, and their warnings would fill a server's log
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+
+#: two threads that free what one device has to free would take it from each other; guards nothing else
+_one_clears = threading.Lock()
 
 Array = Any  # numba has no types for its device arrays
 #: CUDA_ERROR_OUT_OF_MEMORY of the driver API
@@ -92,7 +109,7 @@ class Device:
     def event(self) -> Event:
         """A mark that is not set yet."""
         with self.active():
-            return Event(cuda.event() if SIMULATED else cuda.event(timing=False))
+            return Event(self, cuda.event() if SIMULATED else cuda.event(timing=False))
 
     def mark(self, event: Event) -> None:
         """Let the event come true when all that is on the stream now has run."""
@@ -112,27 +129,38 @@ class Device:
             return int(cuda.current_context().get_memory_info().free)
 
     def give_back(self) -> None:
-        """Free the arrays that nobody refers to any more; Numba puts that off until it has many of them."""
-        if not SIMULATED:
-            with self.active():
+        """Free what nobody refers to any more.  Raises nothing: a device that is lost has nothing to give."""
+        if SIMULATED:
+            return
+        try:
+            with _one_clears, self.active():
                 self.stream.synchronize()
-                cuda.current_context().deallocations.clear()
+                context = cuda.current_context()
+                # of arrays and pinned memory, then of streams, events and modules
+                for pending in (context.memory_manager.deallocations, context.deallocations):
+                    pending.clear()
+        except Exception as fault:
+            _log.warning("memory not given back %s", log.fields(die=self.index, reason=str(fault)))
 
 
 class Event:
-    """A mark on a stream."""
+    """A mark on a stream of a device."""
 
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
+    def __init__(self, device: Device, raw: Any) -> None:
+        self._device, self.raw = device, raw
 
     @property
     def done(self) -> bool:
         """Whether the stream has got there; asks the driver, waits for nothing."""
-        return SIMULATED or bool(self.raw.query())
+        if SIMULATED:
+            return True
+        with self._device.active():
+            return bool(self.raw.query())
 
     def wait(self) -> None:
         """Return when the stream has got there."""
-        self.raw.synchronize()
+        with self._device.active():
+            self.raw.synchronize()
 
 
 def _sm(device: Any) -> int:

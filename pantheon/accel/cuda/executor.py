@@ -5,7 +5,6 @@ Importing this file imports neither numba-cuda nor the driver: what a model woul
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,16 +53,18 @@ class CudaExecutor:
             raise ValueError("n_ctx must be at least 1")
         types = _check(plan, source)
         stages: list[Stage] = []
+        devices: list[Device] = []
         try:
             for die, part in zip(self.dies, cut(plan, self.cuts), strict=True):
-                device = Device(die)
-                stages.append(Stage(device, part, place(part, types, n_ctx, kv_type, device.sm)))
+                devices.append(Device(die))
+                stages.append(Stage(devices[-1], part, place(part, types, n_ctx, kv_type, devices[-1].sm)))
             _upload(stages, source, n_ctx, progress)
             return CudaRunner(plan, stages, n_ctx=n_ctx, kv_type=kv_type)
         except BaseException:
             for stage in stages:
-                with contextlib.suppress(Exception):  # the first fault is the one to tell
-                    stage.close()
+                stage.close()
+            for device in devices:
+                device.give_back()  # of the last one too, whose stage was not made
             raise
 
     def check(self, plan: Plan, source: WeightSource, *, kv_type: KVType) -> None:

@@ -118,7 +118,7 @@ class CudaRunner:
                 flight.state.rows.prefetch(m, self.n_tokens)
             stage.device.mark(self._marks[i])
         except BaseException:
-            self._flight = None
+            self._abandon()
             raise
 
     # ---- whole forwards -------------------------------------------------------------------------------------------
@@ -192,16 +192,15 @@ class CudaRunner:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compile and run every kernel before anybody waits for it, on a state of its own [X07]."""
-        state = self.new_state(1, min(self.n_ctx, max(_WARM_UP)))
-        widths = [n for n in _WARM_UP if n <= state.n_ctx]
-        for i, n in enumerate(widths):
+        with contextlib.closing(self.new_state(1, min(self.n_ctx, max(_WARM_UP)))) as state:
+            widths = [n for n in _WARM_UP if n <= state.n_ctx]
+            for i, n in enumerate(widths):
+                if progress is not None:
+                    progress("kernels", i, len(widths))
+                state.reset(0)
+                self.forward_rows(state, Columns.of_slot([0] * n, 0))
             if progress is not None:
-                progress("kernels", i, len(widths))
-            state.reset(0)
-            self.forward_rows(state, Columns.of_slot([0] * n, 0))
-        if progress is not None:
-            progress("kernels", len(widths), len(widths))
-        state.close()
+                progress("kernels", len(widths), len(widths))
 
     def memory(self) -> dict[str, int]:
         """Bytes by part, over all dies."""

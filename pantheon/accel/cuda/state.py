@@ -5,6 +5,7 @@ All memory is taken when it is made, and given back when it is closed or nobody 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
@@ -28,10 +29,15 @@ class CudaState:
             raise ValueError("a state needs at least one slot and one position")
         self.n_slots, self.n_ctx, self.n_rows = n_slots, n_ctx, n_slots
         self._stages = tuple(stages)
-        self.arrays: list[dict[str, Array]] = [_arrays(stage, n_slots) for stage in stages]
+        self.arrays: list[dict[str, Array]] = []
         self._graphs = [Graphs(stage.device) for stage in stages]
         last = stages[-1]
-        self.rows = Rows(last.device, self.arrays[-1]["logits"], n_slots, last.part.plan.n_vocab)
+        try:
+            self.arrays += [_arrays(stage, n_slots) for stage in stages]
+            self.rows = Rows(last.device, self.arrays[-1]["logits"], n_slots, last.part.plan.n_vocab)
+        except BaseException:
+            self.close()
+            raise
         recurrent = _Recurrent(stages, self.arrays, n_slots)
         self.can_truncate = not recurrent.floats
         self._points = Checkpoints(recurrent)
@@ -97,10 +103,13 @@ class CudaState:
         return sum(stage.place.state_bytes(self.n_slots) for stage in self._stages) + MOST * self._points.nbytes
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Give the memory back, whoever still holds the state; idempotent."""
         for graphs in self._graphs:
             graphs.close()
-        self.arrays = [{} for _ in self._stages]
+        for arrays in self.arrays:
+            arrays.clear()
+        with contextlib.suppress(AttributeError):
+            del self.rows
         for stage in self._stages:
             stage.device.give_back()
 

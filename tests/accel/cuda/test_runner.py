@@ -6,6 +6,7 @@ M080, M081, M130, M197, M216-M219, M226.
 from __future__ import annotations
 
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,6 +277,51 @@ def test_a_load_that_fails_gives_everything_back(monkeypatch, dies) -> None:
     with pytest.raises(ModelFileError, match="torn"):
         load("llama", dies)
     assert set(given) == set(range(dies))
+
+
+def test_a_die_that_is_full_gives_back_what_it_had_given(monkeypatch) -> None:
+    """M204: the stage that could not be made has nobody to close it."""
+    given: list[int] = []
+    array = Device.array
+
+    def full(self: Device, n: int, dtype: Any) -> Any:
+        if self.index == 1 and dtype is np.float32:
+            raise MemoryError("no room")
+        return array(self, n, dtype)
+
+    monkeypatch.setattr(Device, "array", full)
+    monkeypatch.setattr(Device, "give_back", lambda self: given.append(self.index))
+    with pytest.raises(MemoryError, match="no room"):
+        load(dies=2)
+    assert set(given) == {0, 1}
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_state_that_is_closed_has_no_memory_left(arch) -> None:
+    """Though somebody still holds it: what is refused to the next model would be."""
+    state = load(arch, 2).new_state(2, 16)
+    held = [weakref.ref(array) for arrays in state.arrays for array in arrays.values()]
+    assert held and all(array() is not None for array in held)
+    state.close()
+    state.close()
+    assert all(array() is None for array in held)
+
+
+def test_a_state_that_does_not_fit_gives_back_what_it_got(monkeypatch) -> None:
+    runner, made = load(), []
+    array = Device.array
+
+    def full(self: Device, n: int, dtype: Any) -> Any:
+        if dtype is np.int64:
+            raise MemoryError("no room")
+        made.append(weakref.ref(found := array(self, n, dtype)))
+        return found
+
+    monkeypatch.setattr(Device, "array", full)
+    with pytest.raises(MemoryError, match="no room") as caught:
+        runner.new_state(1, 16)
+    # the fault is still being told, and its traceback has the state in it, and the logits that rows were made of
+    assert caught.tb is not None and len(made) == 4 and all(array() is None for array in made[:3])
 
 
 @pytest.mark.parametrize(("last", "expected"), [(0, 256), (254, 256), (255, 256), (256, 512), (5000, 8192)])
