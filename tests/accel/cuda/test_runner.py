@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,6 +260,24 @@ def test_slots_of_a_state_never_move() -> None:
         state.reset(slot)
     assert before == [{name: id(array) for name, array in arrays.items()} for arrays in state.arrays]
     assert shared == {name: id(array) for name, array in runner._stages[0].arrays.items()}
+
+
+def test_a_closed_state_lets_go_of_its_arrays_whoever_still_has_it(monkeypatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    make = Device.array
+
+    def noted(self: Device, n: int, dtype: Any) -> Any:
+        array = make(self, n, dtype)
+        made.append(weakref.ref(array))
+        return array
+
+    runner = load("qwen35", 2)
+    monkeypatch.setattr(Device, "array", noted)
+    state = runner.new_state(2, 16)
+    runner.forward(state, Columns.of_slot(IDS, 0))
+    state.close()
+    state.close()
+    assert len(made) > 8 and [ref for ref in made if ref() is not None] == []
 
 
 @pytest.mark.parametrize("dies", [1, 2])
