@@ -36,8 +36,8 @@ What the compiler makes of each kernel of `pantheon/accel/cuda/`, without a GPU:
 `tests/test_cuda_table.py` holds it to the code. [The CUDA executor](../architecture/cuda.md) says what they do.
 
 `threads` is the shape of a block. Registers are those of a thread; shared memory, stack and spilled registers are in
-bytes, shared memory of a block, the others of a thread. Three figures are those of sm_70, sm_80 and sm_90, one figure is
-that of all of them; `–`: the kernel uses instructions that are newer. A `tight` kernel reads weights or the KV cache: it
+bytes, shared memory of a block, the others of a thread. Three figures are those of sm_70, sm_80 and sm_90, one is that
+of all of them; `–`: the kernel uses instructions that are newer. A `tight` kernel reads weights or the KV cache: it
 may have neither stack nor spills."""
 
 
