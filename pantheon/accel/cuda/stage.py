@@ -43,8 +43,9 @@ class Stage:
     def run(self, launches: list[_Bound], state: Mapping[str, Array], count: int, reach: int) -> None:
         """Put the launches on the stream, for so many columns that reach so far."""
         arrays = {**self.arrays, **state}
-        for bound in launches:
-            bound.launch(self.device, arrays, count, reach)
+        with self.device.active():
+            for bound in launches:
+                bound.launch(self.device.stream, arrays, count, reach)
 
     def send_columns(self) -> None:
         """The host's columns to the die; they stay as they are until the forward has ended."""
@@ -75,7 +76,7 @@ class _Bound:
         self._launch = launch
         self._args: dict[Kernel, list[Any]] = {}
 
-    def launch(self, device: Device, arrays: Mapping[str, Array], count: int, reach: int) -> None:
+    def launch(self, stream: Any, arrays: Mapping[str, Array], count: int, reach: int) -> None:
         kernel = self._launch.pick(count)
         args = self._args.get(kernel)
         if args is None:
@@ -86,4 +87,4 @@ class _Bound:
             return  # nothing to do for such a forward
         n = np.int32(count)
         values = [arrays[a] if isinstance(a, str) and a != COUNT else n if isinstance(a, str) else a for a in args]
-        device.launch(kernel, grid, *values)
+        kernel.launch(grid, stream, *values)
