@@ -1,7 +1,7 @@
-"""CUDA graphs of decode steps: some hundred launches of a step, each 20 µs of Python, become one call of the driver.
+"""CUDA graphs of steps: some hundred launches of a step, each 20 µs of Python, become one call of the driver.
 
-A step is captured the second time it is run (the first compiles and loads what it needs, which a capture must not) and
-belongs to a state: its launches have that state's addresses in them, so the graphs go when the buffers do.  Source:
+A step is captured the second time it is run (the first compiles and loads what it needs, which a capture must not; and
+a last chunk of an odd width may never come again) and belongs to a state: its launches have that state's addresses in them, so the graphs go when the buffers do.  Source:
 CUDA driver API, "Graph Management" and "Stream Management".
 """
 
@@ -16,10 +16,8 @@ from pantheon.accel.cuda.context import Device
 from pantheon.accel.cuda.machine import SIMULATED
 
 _log = log.logger("cuda")
-#: steps wider than this are run launch by launch: there the device, not the host, is what takes time
-MAX_COLUMNS = 16
-#: graphs of one state on one die; the oldest goes first
-MOST = 32
+#: graphs of one state on one die, and steps that are remembered to have run; those unused for longest go first
+MOST, MOST_SEEN = 32, 256
 
 
 class Graphs:
@@ -27,20 +25,24 @@ class Graphs:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, None] = {}
         self._ready: dict[Hashable, Any] = {}
         self._off = SIMULATED
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
         """Put `launch`'s kernels on the stream; key: all that they depend on but for what lies in arrays."""
-        graph = self._ready.get(key)
+        graph = self._ready.pop(key, None)
         if graph is None and key in self._seen and not self._off:
             graph = self._capture(key, launch)
         if graph is not None:
+            self._ready[key] = graph
             with self._device.active():
                 graph.launch(self._device.stream)
             return
-        self._seen.add(key)
+        self._seen.pop(key, None)
+        self._seen[key] = None
+        if len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
         launch()
 
     def _capture(self, key: Hashable, launch: Callable[[], None]) -> Any:
@@ -54,7 +56,6 @@ class Graphs:
             return None
         while len(self._ready) >= MOST:
             self._ready.pop(next(iter(self._ready))).close()
-        self._ready[key] = graph
         return graph
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class CudaRunner:
                 if m:
                     stage.run(stage.head, arrays, m, flight.reach)
 
-            flight.state.launch(i, ("forward", n, m, flight.reach), n, launch)
+            flight.state.launch(i, (n, m, flight.reach), launch)
             if i + 1 < len(self._stages):
                 for b, values in self._stages[i + 1].inbox.items():
                     stage.read_buffer(b, values[: n * stage.place.memory.buffers[b].stride])

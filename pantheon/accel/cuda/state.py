@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from pantheon.accel.checkpoints import MOST, Checkpoints
 from pantheon.accel.cuda.context import Array
-from pantheon.accel.cuda.graphs import MAX_COLUMNS as GRAPH_COLUMNS
 from pantheon.accel.cuda.graphs import Graphs
 from pantheon.accel.cuda.rows import Rows
 from pantheon.accel.cuda.stage import Stage
@@ -48,12 +47,9 @@ class CudaState:
 
     # ---- for the runner -------------------------------------------------------------------------------------------
 
-    def launch(self, i: int, key: Hashable, count: int, launch: Callable[[], None]) -> None:
-        """Put a step on stage i's stream, as a graph where it is narrow enough."""
-        if count <= GRAPH_COLUMNS:
-            self._graphs[i].run(key, launch)
-        else:
-            launch()
+    def launch(self, i: int, key: Hashable, launch: Callable[[], None]) -> None:
+        """Put a step on stage i's stream."""
+        self._graphs[i].run(key, launch)
 
     def note(self, columns: Columns) -> None:
         """Raises ValueError for columns that do not go on where a recurrent state stands."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pantheon.accel.cuda import graphs
-from pantheon.accel.cuda.graphs import MOST, Graphs
+from pantheon.accel.cuda.graphs import MOST, MOST_SEEN, Graphs
 
 
 class Driver(ModuleType):
@@ -106,12 +106,18 @@ def test_a_launch_that_fails_in_a_capture_ends_it(driver) -> None:
     assert not driver.capturing and ran == [False, True, False]
 
 
-def test_the_oldest_goes_first_and_all_go_with_the_state(driver) -> None:
-    steps, _, launch = stepper(driver)
+def test_what_is_unused_for_longest_goes_first_and_all_go_with_the_state(driver) -> None:
+    steps, ran, launch = stepper(driver)
     for key in range(MOST + 3):
         steps.run(key, launch)
         steps.run(key, launch)
-    assert driver.destroyed == [1, 2, 3]
+        steps.run(0, launch)
+    assert driver.destroyed == [2, 3, 4]
+    known = len(ran)
+    for key in range(MOST_SEEN):
+        steps.run(("once", key), launch)
+    steps.run(1, launch)  # its graph is gone, and nothing tells that it ever ran
+    assert ran[known:] == [False] * (MOST_SEEN + 1)
     steps.close()
     assert sorted(driver.destroyed) == list(range(1, MOST + 4))
 
