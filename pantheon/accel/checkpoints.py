@@ -91,3 +91,38 @@ class Checkpoints:
         if found is None:
             raise ValueError(f"slot {slot} was not remembered after {n} positions")
         return found
+
+
+class Conversations:
+    """What the states of the fast executors have in common; `_points` is of their recurrent state, if they have one."""
+
+    n_slots: int
+    n_ctx: int
+    #: whether a conversation can be cut anywhere
+    can_truncate: bool
+    _points: Checkpoints
+
+    def truncate(self, slot: int, n: int) -> None:
+        """Keep the first n positions.  Reads are bounded by position, so that KV rows stay as they are.  Raises
+        ValueError for a recurrent state that was not remembered there."""
+        if not self.can_truncate:
+            self._points.take_back(slot, n)
+
+    def checkpoint(self, slot: int, n: int) -> None:
+        """Remember on the host how a slot's recurrent state stands after n positions [M130]."""
+        self._points.remember(slot, n)
+
+    def checkpoints(self, slot: int) -> list[int]:
+        """Where a slot with recurrent state can be taken back to, ascending."""
+        return self._points.positions(slot)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"slot out of range 0..{self.n_slots - 1}")
+
+    def _adopt(self, source: int, target: int, n: int) -> None:
+        """The recurrent part of a prefix copy.  Raises ValueError for slots and lengths that can not be copied."""
+        if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
+            raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
+        if not self.can_truncate:
+            self._points.adopt(source, target, n)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon.accel.checkpoints import MOST, Checkpoints
+from pantheon.accel.checkpoints import MOST, Checkpoints, Conversations
 from pantheon.accel.cpu import fields as at
 from pantheon.accel.cpu import kernels, kv, sizes
 from pantheon.accel.cpu.arena import HUGE, Arena, address
@@ -43,7 +43,7 @@ class Weights:
     vectors: dict[Vector, int]
 
 
-class CpuState:
+class CpuState(Conversations):
     """KV rows and recurrent state of n_slots conversations; memory is reserved, and costs pages only as it is written.
     """
 
@@ -73,35 +73,17 @@ class CpuState:
 
     def reset(self, slot: int) -> None:
         """Forget a conversation.  Reads are bounded by position, so old rows can not be seen; large ones are freed."""
-        if not 0 <= slot < self.n_slots:
-            raise ValueError(f"slot out of range 0..{self.n_slots - 1}")
+        self._check_slot(slot)
         if self._used[slot] * self.block_bytes > _DROP_BYTES * kv.BLOCK:
             self._arena.drop(slot * self.slot_bytes, self.slot_bytes)
         self._used[slot] = 0
         if not self.can_truncate:
             self._points.forget(slot)
 
-    def truncate(self, slot: int, n: int) -> None:
-        """Keep the first n positions.  Reads are bounded by position, so that rows stay as they are.  Raises ValueError
-        for a recurrent state that was not remembered there."""
-        if not self.can_truncate:
-            self._points.take_back(slot, n)
-
-    def checkpoint(self, slot: int, n: int) -> None:
-        """Remember how a slot's recurrent state stands after n positions."""
-        self._points.remember(slot, n)
-
-    def checkpoints(self, slot: int) -> list[int]:
-        """Where a slot with recurrent state can be taken back to, ascending."""
-        return self._points.positions(slot)
-
     def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
         """Make target begin with source's first n positions, of which it has the first `first` already; whole blocks,
         since what lies behind n is never read."""
-        if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
-            raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
-        if not self.can_truncate:
-            self._points.adopt(source, target, n)
+        self._adopt(source, target, n)
         skip = min(first, n) // kv.BLOCK * self.block_bytes
         nbytes = -(-n // kv.BLOCK) * self.block_bytes - skip
         self._arena.copy(source * self.slot_bytes + skip, target * self.slot_bytes + skip, nbytes)

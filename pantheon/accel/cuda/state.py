@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pantheon.accel.checkpoints import MOST, Checkpoints
+from pantheon.accel.checkpoints import MOST, Checkpoints, Conversations
 from pantheon.accel.cuda.context import Array
 from pantheon.accel.cuda.graphs import Graphs
 from pantheon.accel.cuda.rows import Rows
@@ -19,7 +19,7 @@ from pantheon.accel.cuda.stage import Stage
 from pantheon.accel.executor import Columns
 
 
-class CudaState:
+class CudaState(Conversations):
     """n_slots conversations of up to n_ctx positions; used by the holder of the turn."""
 
     def __init__(self, stages: Sequence[Stage], n_slots: int, n_ctx: int) -> None:
@@ -65,31 +65,14 @@ class CudaState:
 
     def reset(self, slot: int) -> None:
         """Forget a conversation.  Reads are bounded by position, so old KV rows can not be seen."""
-        if not 0 <= slot < self.n_slots:
-            raise ValueError(f"slot out of range 0..{self.n_slots - 1}")
+        self._check_slot(slot)
         if not self.can_truncate:
             self._points.forget(slot)
-
-    def truncate(self, slot: int, n: int) -> None:
-        """Keep the first n positions.  Raises ValueError for a recurrent state that was not remembered there."""
-        if not self.can_truncate:
-            self._points.take_back(slot, n)
-
-    def checkpoint(self, slot: int, n: int) -> None:
-        """Remember on the host how a slot's recurrent state stands after n positions [M130]."""
-        self._points.remember(slot, n)
-
-    def checkpoints(self, slot: int) -> list[int]:
-        """Where a slot with recurrent state can be taken back to, ascending."""
-        return self._points.positions(slot)
 
     def copy_prefix(self, source: int, target: int, n: int, first: int = 0) -> None:
         """Make target begin with source's first n positions, of which it has the first `first` already; whole blocks,
         since what lies behind n is never read."""
-        if not (0 <= source < self.n_slots and 0 <= target < self.n_slots and source != target and 0 < n <= self.n_ctx):
-            raise ValueError(f"can not copy {n} positions from slot {source} to slot {target}")
-        if not self.can_truncate:
-            self._points.adopt(source, target, n)
+        self._adopt(source, target, n)
         for stage, arrays in zip(self._stages, self.arrays, strict=True):
             for name, begin, end, count in stage.place.memory.kv.copy_ranges(source, target, n, first):
                 stage.device.copy(arrays[name], begin, end, count)
