@@ -1,8 +1,8 @@
 """CUDA graphs of steps: some hundred launches of a step, each 20 µs of Python, become one call of the driver.
 
-A step is captured the second time it is run (the first compiles and loads what it needs, which a capture must not; and
-a last chunk of an odd width may never come again) and belongs to a state: its launches have that state's addresses in them, so the graphs go when the buffers do.  Source:
-CUDA driver API, "Graph Management" and "Stream Management".
+A step is captured the second time it is run: the first compiles and loads what it needs, which a capture must not, and
+a last chunk of an odd width may never come again.  A graph belongs to a state, whose addresses are in it, and goes when
+its buffers do.  Source: CUDA driver API, "Graph Management" and "Stream Management".
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def beside(part: list[int], first: int) -> Columns:
     ("stem", "n"),
     [
         ("tiny-llama.F16", 3), ("tiny-gemma3.Q4_0", 6), ("tiny-mixtral.Q4_0", 8), ("tiny-p3.Q8_0", 8),
-        ("tiny-qwen2.Q5_1", 8), ("tiny-qwen3.Q4_1", 8), ("tiny-qwen3moe.Q8_0", 8), ("tiny-qwen35.Q8_0", 8), ("tiny-qwen35moe.Q4_0", 8),
+        ("tiny-qwen2.Q5_1", 8), ("tiny-qwen3.Q4_1", 8), ("tiny-qwen3moe.Q8_0", 8), ("tiny-qwen35.Q8_0", 8),
+        ("tiny-qwen35moe.Q4_0", 8),
         # five times as many weights; IQ1_S is carried as another type
         pytest.param("tiny-llama-k.Q4_K_M", 3, marks=pytest.mark.slow),
         pytest.param("tiny-llama-k.IQ1_S", 3, marks=pytest.mark.slow),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
