@@ -37,10 +37,15 @@ class Part:
 
 
 def cut(plan: Plan, cuts: Sequence[int]) -> list[Part]:
-    """Parts that begin at op 0 of the body and at each of `cuts`, ascending.  Raises ValueError for other cuts."""
+    """Parts that begin at op 0 of the body and at each of `cuts`, ascending.  Raises ValueError for other cuts, and for
+    one that parts the op that stores KV rows from the one that reads them."""
     edges = [0, *cuts, len(plan.body)]
     if any(b <= a for a, b in pairwise(edges)):
         raise ValueError(f"cuts {list(cuts)} do not divide {len(plan.body)} ops")
+    for at in cuts:
+        stored = {op.layer for op in plan.body[:at] if isinstance(op, StoreKV)}
+        if any(isinstance(op, Attend) and op.layer in stored for op in plan.body[at:]):
+            raise ValueError(f"the cut at op {at} parts KV rows from what reads them")
     parts = []
     for first, last in pairwise(edges):
         carried = live_before(plan.body[first:], (plan.hidden,)) if first else ()

@@ -45,3 +45,12 @@ def test_between_layers_the_residual_alone_is_carried() -> None:
 def test_cuts_that_divide_nothing_are_refused(cuts) -> None:
     with pytest.raises(ValueError, match="cuts"):
         cut(plan_of("llama"), cuts)
+
+
+def test_a_cut_between_storing_rows_and_reading_them_is_refused() -> None:
+    """The rows would lie on the die before, and another die's zeros be read."""
+    plan = plan_of("llama")
+    first = next(i for i, op in enumerate(plan.body) if isinstance(op, StoreKV))
+    with pytest.raises(ValueError, match=f"cut at op {first + 1} parts KV rows"):
+        cut(plan, [first + 1])
+    assert len(cut(plan, [first])) == len(cut(plan, [first + 2])) == 2
