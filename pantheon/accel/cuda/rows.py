@@ -63,6 +63,12 @@ class Rows:
         device.write(self._bounds, 0, everything)
         device.synchronize()
 
+    def compile(self) -> None:
+        """Compile what samplers may launch."""
+        with self.device.active():
+            for kernel in kernels.kernels():
+                kernel.compiled()
+
     def prefetch(self, m: int, n_tokens: int) -> None:
         """Put on the stream what most samplers want of the first m rows, of whose ids n_tokens are tokens."""
         self.n_tokens = min(n_tokens, self.n_vocab)

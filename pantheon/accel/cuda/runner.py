@@ -194,9 +194,12 @@ class CudaRunner:
         """Compile and run every kernel before anybody waits for it, on a state of its own [X07]."""
         with contextlib.closing(self.new_state(1, min(self.n_ctx, max(_WARM_UP)))) as state:
             widths = [n for n in _WARM_UP if n <= state.n_ctx]
+            state.rows.compile()
             for i, n in enumerate(widths):
                 if progress is not None:
                     progress("kernels", i, len(widths))
+                for stage in self._stages:
+                    stage.compile(n)  # of the head, too, which this state of one row launches for one column only
                 state.reset(0)
                 self.forward_rows(state, Columns.of_slot([0] * n, 0))
             if progress is not None:

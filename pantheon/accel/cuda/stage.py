@@ -47,6 +47,12 @@ class Stage:
             for bound in launches:
                 bound.launch(self.device.stream, arrays, count, reach)
 
+    def compile(self, count: int) -> None:
+        """Compile what is launched for so many columns, or for the head of so many."""
+        with self.device.active():
+            for bound in (*self.body, *self.head):
+                bound.pick(count).compiled()
+
     def send_columns(self) -> None:
         """The host's columns to the die; they stay as they are until the forward has ended."""
         self.device.write(self.arrays["columns"], 0, self.columns)
@@ -73,11 +79,11 @@ class _Bound:
     """A launch whose arguments have their types."""
 
     def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+        self._launch, self.pick = launch, launch.pick
         self._args: dict[Kernel, list[Any]] = {}
 
     def launch(self, stream: Any, arrays: Mapping[str, Array], count: int, reach: int) -> None:
-        kernel = self._launch.pick(count)
+        kernel = self.pick(count)
         args = self._args.get(kernel)
         if args is None:
             pairs = zip(self._launch.args, kernel.types, strict=True)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pantheon.accel.cuda import row_kernels
 from pantheon.accel.cuda.context import Device
 from pantheon.accel.cuda.executor import CudaExecutor
+from pantheon.accel.cuda.kernel import Kernel
 from pantheon.accel.cuda.runner import CudaRunner, reach
 from pantheon.accel.cuda.staging import Uploader
 from pantheon.accel.cuda.state import CudaState
@@ -340,6 +342,18 @@ def test_a_state_that_does_not_fit_gives_back_what_it_got(monkeypatch) -> None:
         runner.new_state(1, 16)
     # the fault is still being told, and its traceback has the state in it, and the logits that rows were made of
     assert caught.tb is not None and len(made) == 4 and all(array() is None for array in made[:3])
+
+
+def test_warm_up_compiles_what_a_batch_and_every_sampler_will_need(monkeypatch) -> None:
+    """X07: a head for several rows and edited rows are first met by somebody's answer otherwise."""
+    met: set[str] = set()
+    monkeypatch.setattr("pantheon.accel.cuda.runner._WARM_UP", (1, 2, 8))
+    monkeypatch.setattr(Kernel, "compiled", lambda self: met.add(self.name))
+    runner = load(dies=2)
+    runner.warm_up()
+    head = {bound.pick(n).name for bound in runner._stages[-1].head for n in (1, 2, 8)}
+    assert len(head) > 3 and head <= met
+    assert {kernel.name for kernel in row_kernels.kernels()} <= met
 
 
 @pytest.mark.parametrize(("last", "expected"), [(0, 256), (254, 256), (255, 256), (256, 512), (5000, 8192)])
