@@ -98,9 +98,11 @@ class Bench:
         )  # fmt: skip
 
     def run(
-        self, launches: list[Launch], n: int, threads: tuple[int, int] = (1, 1), grid: tuple[int, int] | None = (1, 1)
-    ) -> None:
-        """Launch for n columns, on blocks of this shape; grid None: each launch's own.  Then `get` reads them."""
+        self, launches: list[Launch], n: int, threads: tuple[int, int] | None = None,
+        grid: tuple[int, int] | None = (1, 1),
+    ) -> None:  # fmt: skip
+        """Launch for n columns, on blocks of this shape (None: each kernel's own, one thread in the simulator) and this
+        grid (None: each launch's own).  Then `get` reads them."""
         arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.parts.items() if parts}
         arrays |= {"columns": self.columns, "recurrent": self.recurrent.reshape(-1)}
         arrays |= {"weights": self.weights, "blocks": self.blocks}

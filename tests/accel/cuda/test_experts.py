@@ -74,12 +74,14 @@ class _Products:
         self.x, self.chosen = self.bench.buffer("x", x), self.bench.buffer("chosen", chosen)
         self.out = self.bench.empty("out", columns + 1, K * rows)
 
-    def run(self, n: int, make: Callable[..., Kernel] | None = None, shape: tuple[int, int] = (1, 1)) -> np.ndarray:
+    def run(
+        self, n: int, make: Callable[..., Kernel] | None = None, shape: tuple[int, int] | None = None
+    ) -> np.ndarray:
         """[n, K * rows]; make: instead of the kernel for n columns, the one that it makes for blocks of this shape."""
         memory = self.bench.memory()
         (one,) = experts.lower_expert_matmul(ExpertMatMul(self.weight, self.x, self.chosen, self.out), memory)
         if make is not None:
-            kernel = make(self.type_name, *shape)
+            kernel = make(self.type_name, *(shape or ()))
             one = Launch(lambda n: kernel, lambda n, reach: (2, n * K if make is experts.by_pair else N), one.args)
         before = quantise.lower_quantise(self.x, memory) if self.type_name in KINDS else []
         self.bench.run([*before, one], n, shape, None)

@@ -20,7 +20,7 @@ def on(kernel: Kernel, launch: Launch) -> list[Launch]:
     return [Launch(lambda n: kernel, launch.grid, launch.args)]
 
 
-def outcome(bench: Bench, launches: list[Launch], n: int, threads=(1, 1), grid=(1, 1)) -> tuple[F32, F32]:
+def outcome(bench: Bench, launches: list[Launch], n: int, threads=None, grid=(1, 1)) -> tuple[F32, F32]:
     """(scratch, blocks) after these launches."""
     bench.blocks[:] = -1
     bench.run(launches, n, threads, grid)

@@ -12,6 +12,9 @@ import pytest
 
 from pantheon.accel.cuda import machine, tiles
 
+#: on a device they are instructions of kernels, which Python can not call
+twins = pytest.mark.skipif(not machine.SIMULATED, reason="twins that only the simulator has")
+
 
 def _functions(body: list[ast.stmt]) -> dict[str, list[str]]:
     return {
@@ -25,11 +28,12 @@ def _functions(body: list[ast.stmt]) -> dict[str, list[str]]:
 def test_both_sides_have_the_same_functions(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text())
     (choice,) = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "SIMULATED"]
-    twins, device = _functions(choice.body), _functions(choice.orelse)
-    assert {name: len(args) for name, args in twins.items()} == {name: len(args) for name, args in device.items()}
-    assert len(twins) > 5
+    simulated, device = _functions(choice.body), _functions(choice.orelse)
+    assert {name: len(args) for name, args in simulated.items()} == {name: len(args) for name, args in device.items()}
+    assert len(simulated) > 5
 
 
+@twins
 def test_halves_and_bits() -> None:
     for x in (0.0, -1.5, 6e-8, 65504.0, 1 / 3):
         bits = int(np.float16(x).view(np.uint16))
@@ -39,15 +43,18 @@ def test_halves_and_bits() -> None:
     assert machine.as_float(0x3FC00000) == 1.5 and machine.as_word(np.float32(-2)) == -(2**30)
 
 
+@twins
 def test_dp4a_takes_signed_bytes() -> None:
     assert machine.dp4a(np.int32(0x7F80FF01), np.int32(0x7F80FF02), 5) == 5 + 127 * 127 + 128 * 128 + 1 + 2
 
 
+@twins
 def test_bytes_are_picked_from_both_words() -> None:
     a, b = np.int32(0x33221100), np.int32(0x77665544)
     assert machine.prmt(a, b, 0x7520) == 0x77552200
 
 
+@twins
 def test_integers_and_fused_products_are_rounded_once() -> None:
     assert [machine.to_int(np.float32(x)) for x in (0.5, 1.5, -2.5, -2.51)] == [0, 2, -2, -3]
     a = np.float32(1 + 2**-12)
@@ -74,6 +81,7 @@ def _lanes(call: Any) -> list[Any]:
     return found
 
 
+@twins
 @pytest.mark.parametrize("depth", [16, 32])
 def test_tensor_cores_multiply_tiles(depth: int) -> None:
     rng = np.random.default_rng(depth)
@@ -93,6 +101,7 @@ def test_tensor_cores_multiply_tiles(depth: int) -> None:
         assert list(got) == [even[0] + 1000 * t, odd[0] - 7, even[1] + 1000 * t, odd[1] - 7]
 
 
+@twins
 def test_tiles_keep_to_their_columns() -> None:
     x = np.arange(40, dtype=np.float32)
     acc = tiles.gather(tiles.zeros(3), x, 2, 10)
