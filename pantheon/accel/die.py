@@ -79,6 +79,18 @@ def cuda_missing() -> str:
     return ""
 
 
+def nvml_fault() -> str:
+    """What keeps NVML from answering, in its words ("Driver Not Loaded"); "" when it answers."""
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        nvml.nvmlDeviceGetCount()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
 def simulator() -> bool:
     """Whether Numba will run CUDA kernels in its simulator."""
     return os.environ.get(SIMULATOR, "").strip() not in ("", "0")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pantheon.accel.cpu.cores import usable_cores
-from pantheon.accel.die import SIMULATOR, VISIBLE, Die, DieInfo, cuda_missing, discover
+from pantheon.accel.die import SIMULATOR, VISIBLE, Die, DieInfo, cuda_missing, discover, nvml_fault
 from pantheon.errors import BadRequest, PantheonError
 
 #: bytes of each die for given budgets, in order; None when no way of dividing them fits
@@ -90,7 +90,7 @@ class DieManager:
         if self._places and self._places[0].die.kind == "virtual":
             return f"PN_VIRTUAL_DIES are parts of the CPU; {SIMULATOR}=1 makes them simulated CUDA dies"
         missing = next((place.die.fault for place in self._places), "") or cuda_missing()
-        return missing or f"there is no CUDA device ({_among()})"
+        return missing or f"there is no CUDA device ({_no_device()})"
 
     # ---- placing ------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,8 @@ class DieManager:
 
     def _missing(self, index: int) -> str:
         if not self._places:
-            return f"dies: there is no die {index}: this machine has none ({_among()}); leave dies out to use the CPU"
+            why = _no_device()
+            return f"dies: there is no die {index}: this machine has none ({why}); leave dies out to use the CPU"
         last = len(self._places) - 1
         return f"dies: there is no die {index}: they are numbered from 0 to {last} ({_among()})"
 
@@ -287,6 +288,11 @@ def _info(index: int, place: _Place) -> DieInfo:
 def _among() -> str:
     visible = os.environ.get(VISIBLE)
     return f"{VISIBLE} is unset" if visible is None else f"{VISIBLE} is {visible!r}"
+
+
+def _no_device() -> str:
+    fault = nvml_fault()
+    return f"{_among()}; NVML: {fault}" if fault else _among()
 
 
 def _needs(need: Any, budgets: Sequence[int]) -> Sequence[int] | None:

@@ -8,6 +8,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -133,8 +134,12 @@ def test_only_cuda_dies_will_do_for_executor_cuda(nvml: FakeNvml, monkeypatch: p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(BadRequest, match="no CUDA device .*CUDA_VISIBLE_DEVICES is ''") as fault:
         DieManager.discover("cuda")
-    assert fault.value.param == "executor"
+    assert fault.value.param == "executor" and "NVML" not in str(fault.value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with monkeypatch.context() as broken:
+        broken.setattr(nvml, "nvmlInit", Mock(side_effect=OSError("Driver Not Loaded")))
+        with pytest.raises(BadRequest, match=r"\(CUDA_VISIBLE_DEVICES is unset; NVML: Driver Not Loaded\)"):
+            DieManager.discover("cuda")
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
     with pytest.raises(BadRequest, match="numba-cuda is not installed"):
         DieManager.discover("cuda")
