@@ -124,7 +124,7 @@ def load_reserved(
     except BaseException:
         if sched is not None:
             sched.close()
-        _close_state(state)
+        close_state(state)
         state = cache = sched = None
         if model is not None:
             model.close()
@@ -201,7 +201,7 @@ def _new_cache(
         return None
 
 
-def _close_state(state: RunnerState | None) -> None:
+def close_state(state: RunnerState | None) -> None:
     """Give the memory of a state back where it does not go with its last reference."""
     close = getattr(state, "close", None)
     if close is not None:
@@ -262,7 +262,7 @@ def free(registry: Registry, entry: Entry) -> None:
         registry.dies.unbind(entry.dies, entry.name)
 
     def state() -> None:
-        _close_state(entry.state)
+        close_state(entry.state)
         entry.state = None
 
     def model() -> None:

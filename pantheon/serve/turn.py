@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pantheon import log
 from pantheon.engine.generate import never
+from pantheon.engine.load import on_dies
 from pantheon.engine.prefix_cache import Marks
 from pantheon.errors import Cancelled, PantheonError, Unavailable
 from pantheon.mem.ledger import Promise
@@ -20,6 +21,7 @@ from pantheon.serve.chat_job import Job
 from pantheon.serve.context import App
 from pantheon.serve.flight import Flight
 from pantheon.serve.generation import Generation, Result
+from pantheon.serve.loading import close_state
 from pantheon.serve.memory import new_tokens
 from pantheon.serve.routes import Responder
 from pantheon.serve.seating import Run, Seat, seat
@@ -151,7 +153,14 @@ class Turn:
             self._app.metrics.add("turns_refused_total", fault.status == 503)
             raise
         try:
-            yield self.model.runner.new_state(1, min(tokens, self.model.n_ctx)), forward
+            # with the turn: the state is made on the stream of a die, which a step may be captured from
+            with forward(), on_dies(self._app.registry.dies.executor(entry.dies), entry.dies):
+                state = self.model.runner.new_state(1, min(tokens, self.model.n_ctx))
+            try:
+                yield state, forward
+            finally:
+                with forward():
+                    close_state(state)
         finally:
             self._app.memory.settled(promise)
 

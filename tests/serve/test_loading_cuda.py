@@ -50,6 +50,7 @@ class Device:
         self.at_load: Callable[[], None] = lambda: None
         self.at_state: Callable[[int], None] = lambda n_slots: None
         self.at_forward: Callable[[], None] = lambda: None
+        self.at_close: Callable[[], None] = lambda: None
 
 
 class OnDevice:
@@ -74,6 +75,7 @@ class OnDevice:
         return made
 
     def _close(self) -> None:
+        self._device.at_close()
         self._device.closed += 1
 
 
@@ -308,3 +310,27 @@ def test_a_device_that_fails_in_a_forward_is_503_and_named(users: int, device: D
         assert "die 0: the device failed" in answer.json()["error"]["message"]
         device.at_forward = lambda: None
         assert api.chat(max_tokens=2).status == 200
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_a_text_that_is_read_takes_memory_of_the_die_in_a_turn_and_gives_it_back(users: int, device: Device) -> None:
+    """M217: outside of one it would be put on a stream whose step is being captured."""
+    options = LoadOptions(ctx=128, threads=1, batch=SchedConfig(users=users) if users > 1 else None)
+    with serving(App(on_dies(1 << 30), load_options=options)) as api:
+        entry = load_spec(api.app.registry, ModelSpec(TINY, "a"), options)
+        turns: list[bool] = []
+
+        def note(n_slots: int = 0) -> None:
+            turns.append(entry.gen_lock.locked() if entry.sched is None else entry.sched._shared.turnstile.mine)
+
+        device.at_state = device.at_close = note
+        assert api.post("/v1/embeddings", {"model": "a", "input": "some text"}).status == 200
+        assert turns == [True, True] and device.closed == 1
+
+        def full(n_slots: int) -> None:
+            raise MemoryError("no room for 8 bytes")
+
+        device.at_state = full
+        answer = api.post("/v1/embeddings", {"model": "a", "input": "some text"})
+        assert (answer.status, answer.json()["error"]["code"]) == (507, "out_of_memory")
+        assert "die 0: out of memory" in answer.json()["error"]["message"]

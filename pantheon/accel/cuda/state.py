@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pantheon.accel.checkpoints import MOST, Checkpoints, Conversations
 from pantheon.accel.cuda.context import Array
 from pantheon.accel.cuda.graphs import Graphs
+from pantheon.accel.cuda.kv import blocks
 from pantheon.accel.cuda.rows import Rows
 from pantheon.accel.cuda.stage import Stage
 from pantheon.accel.executor import Columns
@@ -32,7 +33,7 @@ class CudaState(Conversations):
         self._graphs = [Graphs(stage.device) for stage in stages]
         last = stages[-1]
         try:
-            self.arrays += [_arrays(stage, n_slots) for stage in stages]
+            self.arrays += [_arrays(stage, n_slots, n_ctx) for stage in stages]
             self.rows = Rows(last.device, self.arrays[-1]["logits"], n_slots, last.part.plan.n_vocab)
         except BaseException:
             self.close()
@@ -93,12 +94,14 @@ class CudaState(Conversations):
             stage.device.give_back()
 
 
-def _arrays(stage: Stage, n_slots: int) -> dict[str, Array]:
+def _arrays(stage: Stage, n_slots: int, n_ctx: int) -> dict[str, Array]:
+    """The last slot has no more positions than the state: that of a text which is read once is as long as the text."""
     memory, layout, device = stage.place.memory, stage.place.memory.kv, stage.device
     n_vocab = memory.plan.n_vocab if stage.part.is_last else 0
+    whole, last = n_slots - 1, blocks(n_ctx)
     return {
-        "kv": device.array(n_slots * layout.slot_words, np.int32),
-        "kv_scales": device.array(n_slots * layout.slot_scales, np.uint16),
+        "kv": device.array(whole * layout.slot_words + last * layout.block_words, np.int32),
+        "kv_scales": device.array(whole * layout.slot_scales + last * layout.block_scales, np.uint16),
         "recurrent": device.array(n_slots * memory.slot_floats, np.float32),
         "logits": device.array(n_slots * n_vocab, np.float32),
     }

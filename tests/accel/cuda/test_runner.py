@@ -344,6 +344,20 @@ def test_a_state_that_does_not_fit_gives_back_what_it_got(monkeypatch) -> None:
     assert caught.tb is not None and len(made) == 4 and all(array() is None for array in made[:3])
 
 
+@pytest.mark.parametrize("kv_type", [KVType.F32, KVType.Q8_0])
+def test_a_state_for_a_short_text_is_as_long_as_the_text(kv_type) -> None:
+    """Beside the state that a server loads with there is little room."""
+    runner = load(n_ctx=600, kv_type=kv_type)
+    layout = runner._stages[0].place.memory.kv
+    for n_slots, n_ctx, blocks in ((1, 16, 1), (3, 130, 12), (2, 600, 10)):
+        state = runner.new_state(n_slots, n_ctx)
+        sizes = {name: array.size for name, array in state.arrays[0].items()}
+        assert sizes["kv"] == blocks * layout.block_words and sizes["kv_scales"] == max(1, blocks * layout.block_scales)
+    whole, short = (runner.new_state(1, n_ctx) for n_ctx in (600, 5))
+    rows = [runner.forward(state, Columns.of_slot(IDS, 0, wanted="all")) for state in (whole, short)]
+    assert np.array_equal(*rows)
+
+
 def test_warm_up_compiles_what_a_batch_and_every_sampler_will_need(monkeypatch) -> None:
     """X07: a head for several rows and edited rows are first met by somebody's answer otherwise."""
     met: set[str] = set()
