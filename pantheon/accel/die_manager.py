@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pantheon.accel.cpu.cores import usable_cores
-from pantheon.accel.die import SIMULATOR, VISIBLE, Die, DieInfo, cuda_missing, discover, nvml_fault
+from pantheon.accel.die import SIMULATOR, VISIBLE, Die, DieInfo, cuda_missing, discover, nvml_fault, simulator
 from pantheon.errors import BadRequest, PantheonError
 
 #: bytes of each die for given budgets, in order; None when no way of dividing them fits
@@ -87,7 +87,7 @@ class DieManager:
 
     def _no_cuda(self) -> str:
         """Why there is no CUDA die to use."""
-        if self._places and self._places[0].die.kind == "virtual":
+        if self._places and self._places[0].die.kind == "virtual" and not simulator():
             return f"PN_VIRTUAL_DIES are parts of the CPU; {SIMULATOR}=1 makes them simulated CUDA dies"
         missing = next((place.die.fault for place in self._places), "") or cuda_missing()
         return missing or f"there is no CUDA device ({_no_device()})"

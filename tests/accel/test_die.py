@@ -146,6 +146,9 @@ def test_only_cuda_dies_will_do_for_executor_cuda(nvml: FakeNvml, monkeypatch: p
     monkeypatch.setenv("PN_VIRTUAL_DIES", "1GiB")
     with pytest.raises(BadRequest, match="NUMBA_ENABLE_CUDASIM=1"):
         DieManager.discover("cuda")
+    monkeypatch.setenv(dies.SIMULATOR, "1")
+    with pytest.raises(BadRequest, match="numba-cuda is not installed"):
+        DieManager.discover("cuda")
 
 
 def test_virtual_dies_are_cuda_dies_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
