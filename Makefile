@@ -46,7 +46,7 @@ test: check ## checks and the whole test suite (ARGS="tests/text -k bpe")
 test-slow: check ## the tests above and the slow ones
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m "slow or not slow" $(ARGS)
 
-test-sim: $(VENV)/.ready-dev ## the CUDA kernels in Numba's simulator; part of make test (ARGS="-k attend")
+test-sim: $(VENV)/.ready-dev ## the CUDA kernels in Numba's simulator; part of make test (ARGS="-k attention")
 	$(PY) -m pytest tests/accel/cuda tests/e2e/test_cuda_sim.py tests/test_cuda_table.py $(ARGS)
 
 test-cuda: $(VENV)/.ready-dev ## the CUDA kernels and models on this machine's GPU

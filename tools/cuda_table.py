@@ -262,6 +262,7 @@ def main() -> int:
         faults = stale(page) or unfit(read(page)) or sample(read(page))
     else:
         faults = write(args.modules, args.all)
+        print(f"{PAGE.relative_to(ROOT)} is written")
     for fault in faults:
         print(fault, file=sys.stderr)
     if args.check and faults:

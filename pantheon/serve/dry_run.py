@@ -124,9 +124,10 @@ def _lines(spec: ModelSpec, plan: LoadPlan) -> Iterator[str]:
     yield f"  context  {plan.need.n_ctx} tokens"
     numbers = plan.as_dict()
     parts = {**numbers["bytes"], "spike": numbers["spike_bytes"]}
+    bound_by = numbers["bound_by"] or "host"
     yield "  bytes    " + ", ".join(f"{part} {size_text(count)}" for part, count in parts.items() if count)
     yield (
-        f"  memory   needs {size_text(numbers['need_bytes'])}, {numbers['bound_by'] or 'host'} has "
+        f"  memory   needs {size_text(numbers['need_bytes'])}, {bound_by} {'have' if ',' in bound_by else 'has'} "
         f"{size_text(numbers['have_bytes'])} above a reserve of {size_text(numbers['reserve_bytes'])}"
     )
     if not plan.decision.fits:
