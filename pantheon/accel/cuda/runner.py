@@ -148,11 +148,11 @@ class CudaRunner:
         out = np.empty((m, self.plan.n_vocab), np.float32)
         for first in range(0, max(1, m), mine.n_rows):
             part = replace(columns, wanted=columns.wanted[first : first + mine.n_rows])
-            if first:
-                self._head_again(mine, part.wanted)
-            else:
-                self.forward_rows(mine, part)
             with named(self._dies):
+                if first:
+                    self._head_again(mine, part.wanted)
+                else:
+                    self.forward_rows(mine, part)
                 mine.read_logits(out[first : first + mine.n_rows])
         return out
 
@@ -169,11 +169,12 @@ class CudaRunner:
         stage, norm = self._stages[-1], self.plan.last_norm
         memory, n = stage.place.memory, len(columns.tokens)
         at, stride = memory.buffers[self.plan.hidden]
-        flat = stage.device.read(stage.arrays["scratch"], at, n * stride)
-        rows = flat.reshape(n, stride)[:, : self.plan.hidden.width]
         weight = None
-        if norm is not None:
-            weight = stage.device.read(stage.arrays["vectors"], memory.vectors[norm.weight], norm.weight.size)
+        with named(self._dies):
+            flat = stage.device.read(stage.arrays["scratch"], at, n * stride)
+            if norm is not None:
+                weight = stage.device.read(stage.arrays["vectors"], memory.vectors[norm.weight], norm.weight.size)
+        rows = flat.reshape(n, stride)[:, : self.plan.hidden.width]
         return normed(rows[columns.wanted], norm, weight)
 
     # ---- the rest -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pantheon.accel.checkpoints import MOST, Checkpoints, Conversations
 from pantheon.accel.cuda.context import Array
+from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.graphs import Graphs
 from pantheon.accel.cuda.kv import blocks
 from pantheon.accel.cuda.rows import Rows
@@ -75,8 +76,9 @@ class CudaState(Conversations):
         since what lies behind n is never read."""
         self._adopt(source, target, n)
         for stage, arrays in zip(self._stages, self.arrays, strict=True):
-            for name, begin, end, count in stage.place.memory.kv.copy_ranges(source, target, n, first):
-                stage.device.copy(arrays[name], begin, end, count)
+            with named((stage.device.index,)):
+                for name, begin, end, count in stage.place.memory.kv.copy_ranges(source, target, n, first):
+                    stage.device.copy(arrays[name], begin, end, count)
 
     def nbytes(self) -> int:
         """Bytes on all dies, and on the host for what is remembered."""
@@ -114,6 +116,7 @@ class _Recurrent:
     def __init__(self, stages: Sequence[Stage], arrays: Sequence[dict[str, Array]], n_slots: int) -> None:
         self._stages, self._arrays, self._n_slots = stages, arrays, n_slots
         self._floats = [stage.place.memory.slot_floats for stage in stages]
+        self._dies = [stage.device.index for stage in stages]
         self.floats = sum(self._floats)
         self.nbytes = 4 * self.floats * n_slots
 
@@ -121,15 +124,17 @@ class _Recurrent:
         return iter(range(self._n_slots))
 
     def __getitem__(self, slot: int) -> NDArray[np.float32]:
-        parts = [
-            stage.device.read(arrays["recurrent"], slot * n, n)
-            for stage, arrays, n in zip(self._stages, self._arrays, self._floats, strict=True)
-        ]
+        with named(self._dies):
+            parts = [
+                stage.device.read(arrays["recurrent"], slot * n, n)
+                for stage, arrays, n in zip(self._stages, self._arrays, self._floats, strict=True)
+            ]
         return np.concatenate(parts)
 
     def __setitem__(self, slot: int, row: NDArray[np.float32] | int) -> None:
         whole, at = np.broadcast_to(np.asarray(row, np.float32), self.floats).copy(), 0
-        for stage, arrays, n in zip(self._stages, self._arrays, self._floats, strict=True):
-            stage.device.write(arrays["recurrent"], slot * n, whole[at : at + n])
-            stage.device.synchronize()
-            at += n
+        with named(self._dies):
+            for stage, arrays, n in zip(self._stages, self._arrays, self._floats, strict=True):
+                stage.device.write(arrays["recurrent"], slot * n, whole[at : at + n])
+                stage.device.synchronize()
+                at += n

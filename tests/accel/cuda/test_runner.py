@@ -21,7 +21,7 @@ from pantheon.accel.cuda.runner import CudaRunner, reach
 from pantheon.accel.cuda.staging import Uploader
 from pantheon.accel.cuda.state import CudaState
 from pantheon.accel.executor import Columns
-from pantheon.errors import ModelFileError
+from pantheon.errors import ModelFileError, Unavailable
 from pantheon.models.architectures import make_plan
 from pantheon.plan.state_spec import KVType
 from tests.models.random_models import Shapes, Source, decoder, hybrid
@@ -342,6 +342,31 @@ def test_a_state_that_does_not_fit_gives_back_what_it_got(monkeypatch) -> None:
         runner.new_state(1, 16)
     # the fault is still being told, and its traceback has the state in it, and the logits that rows were made of
     assert caught.tb is not None and len(made) == 4 and all(array() is None for array in made[:3])
+
+
+LOST = type("CudaAPIError", (Exception,), {"__module__": "numba.cuda.cudadrv.driver"})("lost")
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        ("read", lambda runner, state: runner.hidden(state, Columns.of_slot([1], len(IDS)))),
+        ("read", lambda runner, state: state.checkpoint(0, len(IDS))),
+        ("write", lambda runner, state: state.reset(0)),
+        ("copy", lambda runner, state: state.copy_prefix(0, 1, len(IDS))),
+    ],
+)
+def test_a_die_that_is_lost_is_named_whatever_is_asked_of_it(call, work, monkeypatch) -> None:
+    runner = load("qwen35", 2)
+    state = runner.new_state(2, 16)
+    runner.forward(state, Columns.of_slot(IDS, 0))
+
+    def lost(*args: Any) -> None:
+        raise LOST
+
+    monkeypatch.setattr(Device, call, lost)
+    with pytest.raises(Unavailable, match=r"dies? [01].*: the device failed"):
+        work(runner, state)
 
 
 @pytest.mark.parametrize("kv_type", [KVType.F32, KVType.Q8_0])
