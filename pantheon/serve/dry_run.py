@@ -123,7 +123,8 @@ def _lines(spec: ModelSpec, plan: LoadPlan) -> Iterator[str]:
     yield f"  on       {where}"
     yield f"  context  {plan.need.n_ctx} tokens"
     numbers = plan.as_dict()
-    parts = {**numbers["bytes"], "spike": numbers["spike_bytes"]}
+    parts = {"kv of each user" if part == "kv" else part: count for part, count in numbers["bytes"].items()}
+    parts["spike"] = numbers["spike_bytes"]
     bound_by = numbers["bound_by"] or "host"
     yield "  bytes    " + ", ".join(f"{part} {size_text(count)}" for part, count in parts.items() if count)
     yield (

@@ -55,4 +55,4 @@ def _where(dies: Sequence[int]) -> str:
 
 
 def _text(fault: Exception) -> str:
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())}"
+    return f"{type(fault).__name__}: {' '.join(str(fault).split()).rstrip(' :')}"
