@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from pantheon.accel.cuda.lowering import COUNT, MAX_COLUMNS, At, Launch, Memory, Packed, Room, RopeTable
+from pantheon.accel.cuda.machine import SIMULATED
+from pantheon.accel.die import cuda_dies
 from pantheon.plan.buffers import Buffer, Experts, Matrix, Vector
 from pantheon.plan.builder import PlanBuilder
 from pantheon.plan.state_spec import RecurrentSpec, StateSpec
@@ -17,6 +20,12 @@ from tests.accel.cuda.packer import packed
 F32 = NDArray[np.float32]
 #: between and behind what is in use, so that a stray read or write shows
 GAP, MARK = 5, np.float32(777)
+
+
+def need_dies(count: int) -> None:
+    """Skip the test where there are fewer devices; the simulator has any number."""
+    if not SIMULATED and len(cuda_dies()) < count:
+        pytest.skip(f"needs {count} CUDA devices")
 
 
 class Bench:

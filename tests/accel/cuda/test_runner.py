@@ -24,6 +24,7 @@ from pantheon.accel.executor import Columns
 from pantheon.errors import ModelFileError, Unavailable
 from pantheon.models.architectures import make_plan
 from pantheon.plan.state_spec import KVType
+from tests.accel.cuda.bench import need_dies
 from tests.models.random_models import Shapes, Source, decoder, hybrid
 
 IDS, VOCAB = [5, 11, 2, 7, 13], 20
@@ -37,12 +38,12 @@ def little(arch: str = "llama") -> tuple[dict[str, Any], Shapes]:
 
 
 def load(arch: str = "llama", dies: int = 1, **options: Any) -> CudaRunner:
-    """A runner of a little model on so many dies of the simulator."""
+    """A runner of a little model on so many dies: of the simulator, which has any number, or of this machine."""
+    need_dies(dies)
     metadata, shapes = little(arch)
     plan = make_plan(metadata, shapes)
     cuts = [len(plan.body) * i // dies for i in range(1, dies)]
-    wanted = {"n_ctx": 16, "kv_type": KVType.F32} | options
-    return CudaExecutor(range(dies), cuts).load(plan, Source(shapes, 3), **wanted)
+    return CudaExecutor(range(dies), cuts).load(plan, Source(shapes, 3), **dict(n_ctx=16, kv_type=KVType.F32) | options)
 
 
 def rows_of(runner: CudaRunner, ids: list[int] = IDS) -> np.ndarray:
@@ -162,12 +163,13 @@ def test_eight_threads_drive_eight_dies_at_once() -> None:
 # ---- columns and states -------------------------------------------------------------------------------------------
 
 
-def test_more_rows_than_slots_are_read_in_parts() -> None:
-    runner = load()
-    all_at_once = runner.forward(runner.new_state(5, 16), Columns.of_slot(IDS, 0, wanted="all"))
-    assert np.array_equal(rows_of(runner), all_at_once)
+def test_more_rows_than_a_state_has_are_read_in_parts() -> None:
+    runner, ids = load(), IDS + IDS
+    all_at_once = runner.forward(runner.new_state(5, 16), Columns.of_slot(ids, 0, wanted="all"))
+    state = runner.new_state(1, 16)
+    assert len(ids) > state.n_rows and np.array_equal(rows_of(runner, ids), all_at_once)
     with pytest.raises(ValueError, match="room for 1 rows"):
-        runner.forward_begin(runner.new_state(1, 16), Columns.of_slot(IDS, 0, wanted="all"))
+        runner.forward_begin(state, Columns.of_slot(IDS, 0, wanted="all"))
 
 
 def test_columns_out_of_range_and_strange_states_are_refused() -> None:
@@ -379,8 +381,7 @@ def test_a_state_for_a_short_text_is_as_long_as_the_text(kv_type) -> None:
         sizes = {name: array.size for name, array in state.arrays[0].items()}
         assert sizes["kv"] == blocks * layout.block_words and sizes["kv_scales"] == max(1, blocks * layout.block_scales)
     whole, short = (runner.new_state(1, n_ctx) for n_ctx in (600, 5))
-    rows = [runner.forward(state, Columns.of_slot(IDS, 0, wanted="all")) for state in (whole, short)]
-    assert np.array_equal(*rows)
+    assert np.array_equal(*(runner.forward(state, Columns.of_slot(IDS, 0, wanted="all")) for state in (whole, short)))
 
 
 def test_warm_up_compiles_what_a_batch_and_every_sampler_will_need(monkeypatch) -> None:
