@@ -17,6 +17,10 @@ _PACKAGES = ("numba.cuda", "numba_cuda", "cuda")
 _RETRY_S = 60
 
 
+class DeviceFault(RuntimeError):
+    """What the driver answers to a call that Numba does not make for us."""
+
+
 @contextmanager
 def named(dies: Sequence[int]) -> Iterator[None]:
     """Around work on dies, as --dies counts them.
@@ -39,6 +43,8 @@ def named(dies: Sequence[int]) -> Iterator[None]:
 
 
 def _of_a_device(fault: Exception) -> bool:
+    if isinstance(fault, DeviceFault):
+        return True
     module = type(fault).__module__
     return any(module == package or module.startswith(f"{package}.") for package in _PACKAGES)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pantheon import log
 from pantheon.accel.cuda.context import Device
+from pantheon.accel.cuda.faults import DeviceFault
 from pantheon.accel.cuda.machine import SIMULATED
 
 _log = log.logger("cuda")
@@ -88,7 +89,7 @@ class _Graph:
         self._call(self._driver.cuGraphLaunch(self._exec, self._driver.CUstream(int(stream.handle))))
 
     def _call(self, answer: tuple[Any, ...]) -> Any:
-        """What a call of the driver returned.  Raises RuntimeError when that was a fault."""
+        """What a call of the driver returned.  Raises DeviceFault when that was one."""
         if answer[0] != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"the CUDA driver answers {answer[0].name}")
+            raise DeviceFault(f"the CUDA driver answers {answer[0].name}")
         return answer[1] if len(answer) > 1 else None

@@ -18,6 +18,8 @@ from pantheon.plan.builder import Plan
 from pantheon.plan.ops import ExpertMatMul, MatMul, Rope
 from pantheon.plan.state_spec import KVType
 
+#: rows of logits beside one for each slot: whoever scores a text wants a row for every token
+_SCORED = 7
 #: arrays begin at multiples of so many elements: 128 bytes, a line of the second cache
 _ALIGN = 32
 
@@ -56,7 +58,12 @@ class Place:
         memory = self.memory
         nbytes = n_slots * (memory.kv.slot_bytes + 4 * memory.slot_floats)
         n_vocab = memory.plan.n_vocab
-        return nbytes + (4 * n_slots * n_vocab + row_bytes(n_slots, n_vocab) if memory.plan.head else 0)
+        return nbytes + (4 * logit_rows(n_slots) * n_vocab + row_bytes(n_slots, n_vocab) if memory.plan.head else 0)
+
+
+def logit_rows(n_slots: int) -> int:
+    """Rows of logits of a state."""
+    return n_slots + _SCORED
 
 
 class _Cursor:

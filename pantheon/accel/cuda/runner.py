@@ -33,11 +33,12 @@ _WARM_UP = (1,) if SIMULATED else (1, 2, 4, 8, 16, 64)
 
 @dataclass
 class _Flight:
-    """A forward on its way: which stage it is on, and what was asked."""
+    """A forward on its way: which stage it is on, and what was asked.  sampled: answers are drawn from its rows."""
 
     state: CudaState
     columns: Columns
     reach: int
+    sampled: bool = True
     stage: int = 0
 
 
@@ -64,16 +65,20 @@ class CudaRunner:
         and after `close`.
         """
         mine = self._check(state, columns)
-        if len(columns.wanted) > mine.n_rows:
-            raise ValueError(f"{len(columns.wanted)} wanted columns, and the state has room for {mine.n_rows} rows")
-        mine.note(columns)
+        if len(columns.wanted) > mine.n_slots:
+            raise ValueError(f"{len(columns.wanted)} wanted columns, and the state has room for {mine.n_slots} rows")
+        self._begin(_Flight(mine, columns, reach(columns)))
+
+    def _begin(self, flight: _Flight) -> None:
+        columns = flight.columns
+        flight.state.note(columns)
         n, m = len(columns.tokens), len(columns.wanted)
         for stage in self._stages:
             for i, values in enumerate((columns.tokens, columns.slots, columns.positions)):
                 stage.columns[i * MAX_COLUMNS : i * MAX_COLUMNS + n] = values
             stage.columns[3 * MAX_COLUMNS : 3 * MAX_COLUMNS + m] = columns.wanted
-        self._flight = _Flight(mine, columns, reach(columns))
-        self._start(self._flight)
+        self._flight = flight
+        self._start(flight)
 
     def forward_poll(self) -> bool:
         """Whether the forward has run; takes it on to the next die when it has left one.  Waits for nothing."""
@@ -114,7 +119,7 @@ class CudaRunner:
             if i + 1 < len(self._stages):
                 for b, values in self._stages[i + 1].inbox.items():
                     stage.read_buffer(b, values[: n * stage.place.memory.buffers[b].stride])
-            elif m:
+            elif m and flight.sampled:
                 flight.state.rows.prefetch(m, self.n_tokens)
             stage.device.mark(self._marks[i])
         except BaseException:
@@ -127,12 +132,15 @@ class CudaRunner:
         """The wanted rows, which stay on the die."""
         with named(self._dies):
             self.forward_begin(state, columns)
-            try:
-                wait(self.forward_poll)
-            except BaseException:
-                self._abandon()
-                raise
+            self._wait()
             return self.forward_end()
+
+    def _wait(self) -> None:
+        try:
+            wait(self.forward_poll)
+        except BaseException:
+            self._abandon()
+            raise
 
     def _abandon(self) -> None:
         """Wait for what runs, since it reads the host's columns, and forget it."""
@@ -152,7 +160,9 @@ class CudaRunner:
                 if first:
                     self._head_again(mine, part.wanted)
                 else:
-                    self.forward_rows(mine, part)
+                    self._begin(_Flight(mine, part, reach(part), sampled=False))
+                    self._wait()
+                    self._flight = None
                 mine.read_logits(out[first : first + mine.n_rows])
         return out
 

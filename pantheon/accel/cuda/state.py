@@ -16,6 +16,7 @@ from pantheon.accel.cuda.context import Array
 from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.graphs import Graphs
 from pantheon.accel.cuda.kv import blocks
+from pantheon.accel.cuda.place import logit_rows
 from pantheon.accel.cuda.rows import Rows
 from pantheon.accel.cuda.stage import Stage
 from pantheon.accel.executor import Columns
@@ -28,7 +29,7 @@ class CudaState(Conversations):
         """Raises MemoryError when a die has no room, ValueError without slots or positions."""
         if n_slots < 1 or n_ctx < 1:
             raise ValueError("a state needs at least one slot and one position")
-        self.n_slots, self.n_ctx, self.n_rows = n_slots, n_ctx, n_slots
+        self.n_slots, self.n_ctx, self.n_rows = n_slots, n_ctx, logit_rows(n_slots)
         self._stages = tuple(stages)
         self.arrays: list[dict[str, Array]] = []
         self._graphs = [Graphs(stage.device) for stage in stages]
@@ -105,7 +106,7 @@ def _arrays(stage: Stage, n_slots: int, n_ctx: int) -> dict[str, Array]:
         "kv": device.array(whole * layout.slot_words + last * layout.block_words, np.int32),
         "kv_scales": device.array(whole * layout.slot_scales + last * layout.block_scales, np.uint16),
         "recurrent": device.array(n_slots * memory.slot_floats, np.float32),
-        "logits": device.array(n_slots * n_vocab, np.float32),
+        "logits": device.array(logit_rows(n_slots) * n_vocab, np.float32),
     }
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pantheon.accel.cuda import graphs
+from pantheon.accel.cuda.faults import named
 from pantheon.accel.cuda.graphs import MOST, MOST_SEEN, Graphs
+from pantheon.errors import Unavailable
 
 
 class Driver(ModuleType):
@@ -120,6 +122,14 @@ def test_what_is_unused_for_longest_goes_first_and_all_go_with_the_state(driver)
     assert ran[known:] == [False] * (MOST_SEEN + 1)
     steps.close()
     assert sorted(driver.destroyed) == list(range(1, MOST + 4))
+
+
+def test_a_graph_that_the_device_does_not_run_is_its_fault(driver) -> None:
+    steps, _, launch = stepper(driver)
+    steps.run("step", launch)
+    driver.refuses = "launch"
+    with pytest.raises(Unavailable, match="die 3: the device failed.*CAPTURE_UNSUPPORTED"), named([3]):
+        steps.run("step", launch)
 
 
 def test_graphs_that_nobody_closes_go_with_their_owner(driver) -> None:
