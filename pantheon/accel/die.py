@@ -75,7 +75,7 @@ def discover(executor: str = "auto") -> list[Die]:
 def cuda_missing() -> str:
     """What this installation lacks to run models on CUDA dies, "" when nothing.  Looks for it and imports nothing."""
     if importlib.util.find_spec("numba_cuda") is None:
-        return 'numba-cuda is not installed (pip install "pantheon-server[cuda]")'
+        return 'numba-cuda is not installed (pip install "numba-cuda[cu12]", the extra pantheon-server[cuda])'
     return ""
 
 
