@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pantheon.accel.die import discover
+from pantheon.accel.die import cuda_missing, discover
 from pantheon.commands.bench import markdown, whole_list
 from pantheon.commands.bench_runs import Workload, plan_tests, rate
 from pantheon.commands.common import whole
@@ -193,7 +193,7 @@ def main() -> int:
     try:
         cards = [die.name for die in discover() if die.kind == "cuda" and not die.fault]
         if not cards:
-            raise PeerError("there is no CUDA device here")
+            raise PeerError(cuda_missing() or "there is no CUDA device here")
         if args.write:  # a page without the place is found out before minutes are spent
             put_blocks(Path(args.write).read_text("utf-8"), {"cuda": ""})
         with tempfile.TemporaryDirectory() as folder:
