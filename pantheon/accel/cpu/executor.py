@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pantheon.accel.cpu import carried, drawing, kernels, sizes
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.cores import usable_cores
-from pantheon.accel.cpu.pack import Packed, Packer, check, floats, row_bytes
+from pantheon.accel.cpu.pack import Packed, Packer, floats, row_bytes, run_types
 from pantheon.accel.cpu.runner import CpuRunner, Weights
 from pantheon.accel.cpu.table import Builder, Memory, Phase, stride
 from pantheon.accel.cpu.team import KEY as TEAM
@@ -38,7 +38,7 @@ class CpuExecutor:
         ValueError for a plan that contradicts itself."""
         if n_ctx < 1:
             raise ValueError("n_ctx must be at least 1")
-        types = _check(plan, source)
+        types = run_types(plan, source)
         # all at once, so that workers start once and the slowest kernel first
         kernels.prepare(_keys(plan, types, kv_type), self.threads, progress)
         weights = _load_weights(plan, source, types, self.threads, progress)
@@ -47,7 +47,7 @@ class CpuExecutor:
 
     def check(self, plan: Plan, source: WeightSource, *, kv_type: KVType) -> None:
         """Raise what `load` would raise for the types and shapes of its tensors; nothing is packed or compiled."""
-        types = _check(plan, source)
+        types = run_types(plan, source)
         for v in plan.vectors():
             floats(source.tensor(v.tensor), v)
         _phases(plan, types, kv_type, _ANY_WIDTHS)
@@ -61,16 +61,6 @@ class CpuExecutor:
         """
         found = {m: carried.run_as(types[m.tensor]) for m in plan.matrices()}
         return sizes.predict(plan, found, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, threads=self.threads)
-
-
-def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
-    """The types that the plan's matrices are run as.  Raises ModelFileError unless each lies inside its tensor."""
-    types: dict[Matrix, str] = {}
-    for m in plan.matrices():
-        raw = source.tensor(m.tensor)
-        check(raw, m)
-        types[m] = carried.run_as(raw.type_name)
-    return types
 
 
 def _keys(plan: Plan, types: Mapping[Matrix, str], kv_type: KVType) -> list[kernels.Key]:

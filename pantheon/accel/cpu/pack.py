@@ -17,9 +17,10 @@ from pantheon.accel.cpu import carried, kernels
 from pantheon.accel.cpu.arena import Arena, address
 from pantheon.accel.cpu.file_blocks import FILE_BLOCK
 from pantheon.accel.cpu.layouts import FLOATS, KINDS, ROWS
-from pantheon.accel.executor import RawTensor
+from pantheon.accel.executor import RawTensor, WeightSource
 from pantheon.errors import ModelFileError
 from pantheon.plan.buffers import Experts, Matrix, Vector
+from pantheon.plan.builder import Plan
 
 U8 = NDArray[np.uint8]
 #: bytes of the file that a thread packs at once: enough to forget the call, few enough to share
@@ -84,6 +85,16 @@ def check(raw: RawTensor, m: Matrix) -> None:
         raise ModelFileError(f"tensor {raw.name}", f"shape {tuple(raw.shape)}, but the model needs {wanted}")
     if raw.data.size != math.prod(shape[:-1]) * row_bytes(raw):
         raise ModelFileError(f"tensor {raw.name}", f"{raw.data.size} bytes for shape {tuple(raw.shape)}")
+
+
+def run_types(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
+    """The types that the plan's matrices are run as.  Raises ModelFileError unless each lies inside its tensor."""
+    types: dict[Matrix, str] = {}
+    for m in plan.matrices():
+        raw = source.tensor(m.tensor)
+        check(raw, m)
+        types[m] = carried.run_as(raw.type_name)
+    return types
 
 
 class Packer:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pantheon.accel.cpu import carried
-from pantheon.accel.cpu.pack import check, floats
+from pantheon.accel.cpu.pack import floats, run_types
 from pantheon.accel.cuda.parts import cut
 from pantheon.accel.cuda.place import Place, place, tables_used
 from pantheon.accel.executor import Progress, WeightSource
@@ -51,7 +51,7 @@ class CudaExecutor:
 
         if n_ctx < 1:
             raise ValueError("n_ctx must be at least 1")
-        types = _check(plan, source)
+        types = run_types(plan, source)
         stages: list[Stage] = []
         devices: list[Device] = []
         try:
@@ -69,7 +69,7 @@ class CudaExecutor:
 
     def check(self, plan: Plan, source: WeightSource, *, kv_type: KVType) -> None:
         """Raise what `load` would raise for the types and shapes of its tensors; nothing is uploaded."""
-        types = _check(plan, source)
+        types = run_types(plan, source)
         for v in plan.vectors():
             floats(source.tensor(v.tensor), v)
         self._places(plan, types, 1, kv_type)
@@ -94,16 +94,6 @@ class CudaExecutor:
 
     def _places(self, plan: Plan, types: Mapping[Matrix, str], n_ctx: int, kv_type: KVType) -> list[Place]:
         return [place(part, types, n_ctx, kv_type) for part in cut(plan, self.cuts)]
-
-
-def _check(plan: Plan, source: WeightSource) -> dict[Matrix, str]:
-    """The types that the plan's matrices are run as.  Raises ModelFileError unless each lies inside its tensor."""
-    types: dict[Matrix, str] = {}
-    for m in plan.matrices():
-        raw = source.tensor(m.tensor)
-        check(raw, m)
-        types[m] = carried.run_as(raw.type_name)
-    return types
 
 
 def _upload(stages: Sequence[Stage], source: WeightSource, n_ctx: int, progress: Progress | None) -> None:
