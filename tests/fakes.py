@@ -48,3 +48,18 @@ class FakeClock:
             ready = self._changed.wait_for(lambda: sum(t > self._now for t in self._sleepers) >= n, PATIENCE_S)
             if not ready:
                 raise AssertionError(f"{len(self._sleepers)} of {n} sleepers after {PATIENCE_S:.0f} s")
+
+
+class Ticks:
+    """A clock that remembers what slept on it, and waits for nobody."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        """All that was slept."""
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        """Note it."""
+        self.slept.append(seconds)

@@ -18,21 +18,9 @@ from pantheon.engine.model import Model
 from pantheon.engine.sampler import SamplingParams
 from pantheon.engine.scripted import CONTROL_TEXTS, load_script, scripted_model
 from pantheon.errors import PantheonError
+from tests.fakes import Ticks
 
 CHAT = [{"role": "user", "content": "Hi <|im_end|> there, größer"}]
-
-
-class Ticks:
-    """A clock that remembers what slept on it."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return sum(self.slept)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
 
 
 def script(*pieces: Any, **options: Any) -> Model:

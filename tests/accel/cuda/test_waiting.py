@@ -7,19 +7,7 @@ from itertools import islice, pairwise
 import pytest
 
 from pantheon.accel.cuda.waiting import pauses, wait
-
-
-class Clock:
-    """Remembers how long it was asked to sleep."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return sum(self.slept)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
+from tests.fakes import Ticks
 
 
 def test_pauses_grow_from_50_to_500_us() -> None:
@@ -31,13 +19,13 @@ def test_pauses_grow_from_50_to_500_us() -> None:
 @pytest.mark.parametrize(("limit", "longest"), [("50", 50), ("120", 120), ("500", 500), ("2000", 2000)])
 def test_the_flag_caps_them(monkeypatch, limit, longest) -> None:
     monkeypatch.setenv("PN_ASYNC_POLL_US", limit)
-    clock, looks = Clock(), iter([False] * 20 + [True])
+    clock, looks = Ticks(), iter([False] * 20 + [True])
     wait(lambda: next(looks), clock)
     assert round(1e6 * max(clock.slept)) == longest and len(clock.slept) == 20
 
 
 def test_what_is_ready_costs_no_sleep() -> None:
-    clock = Clock()
+    clock = Ticks()
     wait(lambda: True, clock)
     assert clock.slept == []
 
@@ -47,4 +35,4 @@ def test_a_fault_passes_through() -> None:
         raise RuntimeError("the device is lost")
 
     with pytest.raises(RuntimeError, match="lost"):
-        wait(lost, Clock())
+        wait(lost, Ticks())
