@@ -50,8 +50,8 @@ from pantheon.accel.cuda.machine import (
     fma,
     load,
 )
-from pantheon.accel.cuda.query_tiles import again, get, halves, keep, put_apart
-from pantheon.accel.cuda.tiles import zeros
+from pantheon.accel.cuda.query_tiles import again, get, halves, keep
+from pantheon.accel.cuda.tiles import store, zeros
 from pantheon.plan.ops import Attend
 from pantheon.plan.state_spec import KVType
 
@@ -73,7 +73,7 @@ def _make_whole(s: Shape, split: bool) -> Any:
         cuda.syncthreads()
         for i in range(t, items, threads):
             acc = values(room, kv, kv_scales, place, lo, first, end, hi, j0, i // words, i % words)
-            put_apart(room, sums_at + i, items, acc)
+            store(room, sums_at + i, items, acc)
         cuda.syncthreads()
         collect(room, scratch, to, steps, run[3], j0, 0, again(t))
 
@@ -94,12 +94,12 @@ def _make_halved(s: Shape, split: bool) -> Any:
         front, back = halves(acc)
         cuda.syncthreads()
         if t < items:
-            put_apart(room, sums_at + t, items, front)
+            store(room, sums_at + t, items, front)
         cuda.syncthreads()
         collect(room, scratch, to, steps, run[3], j0, 0, again(t))
         cuda.syncthreads()
         if t < items:
-            put_apart(room, sums_at + t, items, back)
+            store(room, sums_at + t, items, back)
         cuda.syncthreads()
         collect(room, scratch, to, steps, run[3], j0, rows, again(t))
 

@@ -52,10 +52,6 @@ if SIMULATED:
         """array[at] … = tile."""
         array[at : at + len(tile)] = tile
 
-    def put_apart(array, at, step, tile):  # type: ignore[no-untyped-def]
-        """array[at + i * step] = tile[i]."""
-        array[at : at + len(tile) * step : step] = tile
-
     def add_times(acc, tile, x):  # type: ignore[no-untyped-def]
         """acc + tile * x."""
         return _fma(tile, x, acc)
@@ -94,17 +90,9 @@ else:
     from numba.cuda.np.arrayobj import make_array
 
     from pantheon.accel.cuda.machine import asm
+    from pantheon.accel.cuda.tiles import asm_list, asm_tuple
 
     _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-
-    def _tuple(b: Any, values: list[Any]) -> Any:
-        made = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
-        for i, value in enumerate(values):
-            made = b.insert_value(made, value, i)
-        return made
-
-    def _list(b: Any, kind: Any, value: Any) -> list[Any]:
-        return [b.extract_value(value, i) for i in range(kind.count)]
 
     def _floats(n: int) -> Any:
         return types.UniTuple(types.float32, n)
@@ -168,7 +156,7 @@ else:
         """array[at] …"""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            return _tuple(b, _load(ctx, b, array, args[1], args[2], like.count))
+            return asm_tuple(b, _load(ctx, b, array, args[1], args[2], like.count))
 
         return _floats(like.count)(like, array, types.int64), gen
 
@@ -177,7 +165,7 @@ else:
         """array[at] … = tile."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            values = _list(b, tile, args[2])
+            values = asm_list(b, tile, args[2])
             for pointer, width in _vectors(ctx, b, array, args[0], args[1], tile.count):
                 vector = values.pop(0) if width == 1 else ir.Constant(ir.VectorType(_F32, width), ir.Undefined)
                 for i in range(width if width > 1 else 0):
@@ -188,24 +176,12 @@ else:
         return types.void(array, types.int64, tile), gen
 
     @intrinsic
-    def put_apart(typing_ctx, array, at, step, tile):  # type: ignore[no-untyped-def]
-        """array[at + i * step] = tile[i]."""
-
-        def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            data = make_array(array)(ctx, b, args[0]).data
-            for i, value in enumerate(_list(b, tile, args[3])):
-                b.store(value, b.gep(data, [b.add(args[1], b.mul(args[2], _I64(i)))]))
-            return ctx.get_dummy_value()
-
-        return types.void(array, types.int64, types.int64, tile), gen
-
-    @intrinsic
     def add_times(typing_ctx, acc, tile, x):  # type: ignore[no-untyped-def]
         """acc + tile * x."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            pairs = zip(_list(b, acc, args[0]), _list(b, tile, args[1]), strict=True)
-            return _tuple(b, [b.fma(y, args[2], total) for total, y in pairs])
+            pairs = zip(asm_list(b, acc, args[0]), asm_list(b, tile, args[1]), strict=True)
+            return asm_tuple(b, [b.fma(y, args[2], total) for total, y in pairs])
 
         return acc(acc, tile, types.float32), gen
 
@@ -214,13 +190,13 @@ else:
         """acc + the sum over the dims of the words, in order, of dim * tile of the array, one tile behind the other."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            totals, place = _list(b, acc, args[0]), args[4]
-            for word in _list(b, words, args[1]):
+            totals, place = asm_list(b, acc, args[0]), args[4]
+            for word in asm_list(b, words, args[1]):
                 for x in _values(b, word, like.count):
                     tile = _load(ctx, b, array, args[3], place, acc.count)
                     totals = [b.fma(y, x, total) for y, total in zip(tile, totals, strict=True)]
                     place = b.add(place, _I64(acc.count))
-            return _tuple(b, totals)
+            return asm_tuple(b, totals)
 
         return acc(acc, words, like, array, types.int64), gen
 
@@ -231,15 +207,15 @@ else:
         n, scaled = acc.count // like.count, not isinstance(scales, types.NoneType)
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            totals, place = _list(b, acc, args[0]), args[5]
-            for i, word in enumerate(_list(b, words, args[1])):
+            totals, place = asm_list(b, acc, args[0]), args[5]
+            for i, word in enumerate(asm_list(b, words, args[1])):
                 tile = _load(ctx, b, array, args[4], place, n)
                 if scaled:
                     tile = [b.fmul(y, b.extract_value(args[2], i)) for y in tile]
                 pairs = [(x, y) for x in _values(b, word, like.count) for y in tile]
                 totals = [b.fma(y, x, total) for (x, y), total in zip(pairs, totals, strict=True)]
                 place = b.add(place, args[6])
-            return _tuple(b, totals)
+            return asm_tuple(b, totals)
 
         return acc(acc, words, scales, like, array, types.int64, types.int64), gen
 
@@ -249,7 +225,7 @@ else:
         n, scaled = acc.count // like.count, not isinstance(scale, types.NoneType)
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            totals, dims = _list(b, acc, args[0]), _values(b, args[1], like.count)
+            totals, dims = asm_list(b, acc, args[0]), _values(b, args[1], like.count)
             tile, least, most = (_load(ctx, b, array, args[4], place, n) for place in args[5:8])
             for j in range(n):
                 y = b.fmul(tile[j], args[2]) if scaled else tile[j]
@@ -257,7 +233,7 @@ else:
                 for d, x in enumerate(dims):
                     total = totals[d * n + j]
                     totals[d * n + j] = b.select(seen, b.fma(y, x, total), total)
-            return _tuple(b, totals)
+            return asm_tuple(b, totals)
 
         i64 = types.int64
         return acc(acc, types.int32, scale, like, array, i64, i64, i64, types.float32), gen
@@ -268,8 +244,8 @@ else:
         half = _floats(tile.count // 2)
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            values = _list(b, tile, args[0])
-            pair = [_tuple(b, values[: half.count]), _tuple(b, values[half.count :])]
+            values = asm_list(b, tile, args[0])
+            pair = [asm_tuple(b, values[: half.count]), asm_tuple(b, values[half.count :])]
             return ctx.make_tuple(b, sig.return_type, pair)
 
         return types.UniTuple(half, 2)(tile), gen

@@ -81,14 +81,15 @@ else:
     _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
     _KINDS = {types.int32: _I32, types.float32: _F32}
 
-    def _tuple(b: Any, values: list[Any]) -> Any:
+    def asm_tuple(b: Any, values: list[Any]) -> Any:
         """Values as the LLVM array of a tuple."""
         made = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
         for i, value in enumerate(values):
             made = b.insert_value(made, value, i)
         return made
 
-    def _list(b: Any, kind: Any, value: Any) -> list[Any]:
+    def asm_list(b: Any, kind: Any, value: Any) -> list[Any]:
+        """The values of such a tuple."""
         return [b.extract_value(value, i) for i in range(kind.count)]
 
     def _addresses(ctx: Any, b: Any, n: int, kind: Any, array: Any, at: Any, step: Any) -> list[Any]:
@@ -107,10 +108,10 @@ else:
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
             columns = [
-                _list(b, kind, a) if isinstance(kind, types.UniTuple) else [a] * n
+                asm_list(b, kind, a) if isinstance(kind, types.UniTuple) else [a] * n
                 for kind, a in zip(sig.args, args, strict=True)
             ]
-            return _tuple(b, [f(b, *column) for column in zip(*columns, strict=True)])
+            return asm_tuple(b, [f(b, *column) for column in zip(*columns, strict=True)])
 
         return types.UniTuple(result, n)(*kinds), gen
 
@@ -120,7 +121,7 @@ else:
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
             places = _addresses(ctx, b, like.count, array, *args[1:])
-            return _tuple(b, [asm_load(b, _KINDS[array.dtype], place)[0] for place in places])
+            return asm_tuple(b, [asm_load(b, _KINDS[array.dtype], place)[0] for place in places])
 
         return types.UniTuple(array.dtype, like.count)(like, array, types.int64, types.int64), gen
 
@@ -130,7 +131,7 @@ else:
         multiple of 4 words."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            w, sums = _list(b, words, args[1]), []
+            w, sums = asm_list(b, words, args[1]), []
             if w[0].type != _I32:  # int32 operations give int64 in Numba
                 w = [b.trunc(word, _I32) for word in w]
             for place in _addresses(ctx, b, like.count, array, *args[2:]):
@@ -141,7 +142,7 @@ else:
                 for pair in zip(w, x, strict=True):
                     total = asm(b, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _I32, [*pair, total])
                 sums.append(total)
-            return _tuple(b, sums)
+            return asm_tuple(b, sums)
 
         return types.UniTuple(types.int32, like.count)(like, words, array, types.int64, types.int64), gen
 
@@ -175,11 +176,11 @@ else:
         at a multiple of 4."""
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
-            totals, w = _list(b, acc, args[0]), _list(b, weights, args[1])
+            totals, w = asm_list(b, acc, args[0]), asm_list(b, weights, args[1])
             for c, place in enumerate(_addresses(ctx, b, acc.count, array, *args[2:])):
                 for pair in zip(w, asm_load(b, _F32, place, weights.count), strict=True):
                     totals[c] = b.fma(*pair, totals[c])
-            return _tuple(b, totals)
+            return asm_tuple(b, totals)
 
         return acc(acc, weights, array, types.int64, types.int64), gen
 
@@ -189,7 +190,7 @@ else:
 
         def gen(ctx, b, sig, args):  # type: ignore[no-untyped-def]
             data = make_array(array)(ctx, b, args[0]).data
-            for c, value in enumerate(_list(b, tile, args[3])):
+            for c, value in enumerate(asm_list(b, tile, args[3])):
                 b.store(value, b.gep(data, [b.add(args[1], b.mul(args[2], _I64(c)))]))
             return ctx.get_dummy_value()
 
